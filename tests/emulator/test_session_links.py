@@ -93,12 +93,18 @@ async def test_a_link_closed_while_waiting_gets_no_session(peer: Peer) -> None:
     assert queue.messages.accept("s").id == "s"
 
 
-async def test_a_link_outlives_the_lock_of_its_session_by_a_moment(peer: Peer) -> None:
+@pytest.mark.parametrize("flow", [None, ("grant", 5), ("drain",)], ids=["timer", "credit", "drain"])
+async def test_a_link_outlives_the_lock_of_its_session_by_a_moment(peer: Peer, flow: tuple[Any, ...] | None) -> None:
+    """A flow may be what first meets the end of the lock, before its timer."""
     queue, emulator = sessions(peer.stage), peer.stage.emulator
     await peer.send(await peer.attach_sender("sessions"), plain(group_id="s"))
     link = ask_for(await peer.begin(), "s")
     delivery = await peer.wait(Delivery, of=link)
-    emulator.advance(MINUTE)
+    emulator.clock.advance(MINUTE)
+    if flow:
+        getattr(link, flow[0])(*flow[1:])
+        await peer.ask("orders/$management", "com.microsoft:nothing", Map())
+    emulator.advance(0)
     assert queue.messages.accept("s").id == "s"
     # The link is there, and nothing can be done over it.
     assert (await peer.settle(delivery)).state.error.condition == "com.microsoft:session-lock-lost"

@@ -6,6 +6,7 @@ Invariant: a message leaves its queue only if it can be sent at once.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -392,6 +393,14 @@ class OutgoingSessionLink(OutgoingLink):
 
     def _wanted(self) -> int:
         return 0 if self._detaching else super()._wanted()
+
+    def pull(self) -> None:
+        with suppress(SessionLockExpired):  # the lock may end between two messages, before its timer runs
+            super().pull()
+
+    def _drain(self) -> None:
+        with suppress(SessionLockExpired):
+            super()._drain()
 
     def on_detached(self) -> None:
         super().on_detached()
