@@ -131,10 +131,18 @@ SEES = "default-ttl partition-annotations browse"
 AZURE = ("azure-servicebus==7.15.0", "aiohttp>=3.14")
 KOMBU = (*AZURE, "celery==5.7.0", "isodate", "kombu==5.7.0")
 CLIENTS = (
-    client("rhea", "rhea.mjs", f"tcp {PLAIN_LINKS} token management-before-claim reconnect"),
+    client(
+        "rhea", "rhea.mjs",
+        f"{EVERY_WAY} {PLAIN_LINKS} {SEES} token management-before-claim settle-then-close reconnect",
+    ),
     client("amqp10", "amqp10.mjs", f"tcp {PLAIN_LINKS} token reconnect"),
     client("NestJS", "nest.mjs", f"tcp {QUEUES} modify defer reject schedule"),
-    client("Proton", "proton_blocking.py", f"tcp {PLAIN_LINKS} token transactions", python_packages.PROTON),
+    client(
+        "Proton", "proton_blocking.py",
+        f"tcp tls {PLAIN_LINKS} {SEES} token management-before-claim settle-then-close transactions "
+        "settle-in-transaction rollback-redelivers",
+        python_packages.PROTON,
+    ),
     client("uamqp", "uamqp_clients.py", f"tls {PLAIN_LINKS}", "uamqp==1.6.11"),
     client(
         "azure-servicebus 7.8", "azure_servicebus.py",

@@ -6,9 +6,21 @@ import uuid
 from typing import Any
 
 from lines import serve
-from proton import UNDESCRIBED, Array, Condition, Data, Delivery, Described, Message, int32, symbol, timestamp
+from proton import (
+    UNDESCRIBED,
+    Array,
+    Condition,
+    Data,
+    Delivery,
+    Described,
+    Message,
+    SSLDomain,
+    int32,
+    symbol,
+    timestamp,
+)
 from proton.handlers import TransactionHandler
-from proton.reactor import Filter, LinkOption
+from proton.reactor import Copy, Filter, LinkOption
 from proton.utils import BlockingConnection
 
 HOST, PORT = os.environ["HOST"], os.environ["PORT"]
@@ -22,8 +34,17 @@ OUTCOMES = {
 }
 
 signed_in = {"user": os.environ["KEY_NAME"], "password": os.environ["KEY"]} if "KEY_NAME" in os.environ else {}
+over_tls = os.environ["TRANSPORT"] == "tls"
+trusting = SSLDomain(SSLDomain.MODE_CLIENT) if over_tls else None
+if trusting:
+    trusting.set_trusted_ca_db(os.environ["CA_FILE"])
+    trusting.set_peer_authentication(SSLDomain.VERIFY_PEER_NAME)
 connection = BlockingConnection(
-    f"amqp://{HOST}:{PORT}", allowed_mechs="PLAIN" if signed_in else "ANONYMOUS", timeout=20, **signed_in
+    f"amqps://localhost:{PORT}" if over_tls else f"amqp://{HOST}:{PORT}",  # it checks no addresses in certificates
+    allowed_mechs="PLAIN" if signed_in else "ANONYMOUS",
+    timeout=20,
+    ssl_domain=trusting,
+    **signed_in,
 )
 links: dict[Any, Any] = {}
 deliveries: list[Any] = []
@@ -51,11 +72,31 @@ def receive(path: str, **given: str | None) -> dict[str, Any]:
     deliveries.append(delivery)
     return {
         "delivery": len(deliveries) - 1,
-        "body": bytes(message.body).decode() if isinstance(message.body, bytes | memoryview) else message.body,
+        "body": text(message),
         "count": message.delivery_count,
         "session": message.group_id,
         "properties": len(message.properties or {}),
+        "ttl": message.ttl * 1000,
+        "partition": (message.annotations or {}).get("x-opt-partition-id"),
     }
+
+
+def text(message: Message) -> str:
+    return bytes(message.body).decode() if isinstance(message.body, bytes | memoryview) else str(message.body)
+
+
+def browse(path: str, count: int) -> list[str]:
+    browser = connection.create_receiver(path, count, options=Copy())
+    return [text(browser.receive()) for _ in range(count)]
+
+
+def settle_then_close(delivery: int) -> None:
+    """Settle, and close the link and the connection before the answer."""
+    got = deliveries[delivery]
+    got.update(Delivery.ACCEPTED)
+    got.settle()
+    got.link.close()
+    connection.close()
 
 
 def settle(delivery: int, how: str) -> None:
@@ -89,12 +130,18 @@ class Exchange(TransactionHandler):
         self.ended = "refused"
 
 
-def begin_exchange(delivery: int, to: str, body: str) -> None:
-    """Accept a delivery and send another message in one transaction."""
+def begin_exchange(delivery: int, how: str = "accept", to: str | None = None, body: str = "") -> None:
+    """Settle a delivery and send another message, if any, in one transaction."""
     exchanges.append(exchange := Exchange())
     connection.container.declare_transaction(connection.conn, handler=exchange)
     connection.wait(lambda: exchange.transaction)
-    exchange.transaction.accept(deliveries[delivery])
+    if how == "accept":
+        exchange.transaction.accept(deliveries[delivery])
+    else:
+        exchange.transaction.update(deliveries[delivery], getattr(Delivery, OUTCOMES[how]))
+    if to is None:
+        connection.wait(lambda: deliveries[delivery].remote_state)
+        return
     sent = exchange.transaction.send(link(("to", to), lambda: connection.create_sender(to)).link, Message(body=body))
     connection.wait(lambda: sent.settled)
 
@@ -138,6 +185,8 @@ serve({
     "send": send,
     "receive": receive,
     "settle": settle,
+    "settle-then-close": settle_then_close,
+    "browse": browse,
     "request": request,
     "begin-exchange": begin_exchange,
     "end-exchange": end_exchange,

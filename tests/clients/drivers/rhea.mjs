@@ -7,9 +7,15 @@ import { serve } from "./lines.mjs";
 const require = createRequire(process.env.MODULES);
 const rhea = require("rhea");
 const { types, message: codec } = rhea;
-const { HOST: host, PORT: port, KEY_NAME: username, KEY: password } = process.env;
+const { HOST: host, PORT: port, KEY_NAME: username, KEY: password, TRANSPORT: transport } = process.env;
 
-const connection = rhea.connect({ host, port, reconnect: 50, ...(username ? { username, password } : {}) });
+const sockets = rhea.websocket_connect(require("ws"));
+const ways = {
+  tcp: { host, port },
+  tls: { host, port, transport: "tls" },
+  websocket: { connection_details: sockets(`wss://${host}:${port}/$servicebus/websocket`, ["AMQPWSB10"]) },
+};
+const connection = rhea.connect({ ...ways[transport], reconnect: 50, ...(username ? { username, password } : {}) });
 connection.on("disconnected", () => {});
 connection.on("error", () => {});
 const FILTER = "com.microsoft:session-filter";
@@ -28,6 +34,7 @@ async function link(name, open) {
   return links.get(name);
 }
 
+const text = (message) => String(message.body.content ?? message.body);
 const sender = (to) => link(`to ${to}`, () => connection.open_sender(to));
 
 async function settled(from, message) {
@@ -74,11 +81,36 @@ serve({
     deliveries.set(++count, delivery);
     return {
       delivery: count,
-      body: String(message.body.content ?? message.body),
+      body: text(message),
       count: message.delivery_count ?? 0,
       session: message.group_id,
       properties: Object.keys(message.application_properties ?? {}).length,
+      ttl: message.ttl,
+      partition: message.message_annotations?.["x-opt-partition-id"],
     };
+  },
+
+  async browse({ path, count }) {
+    const source = { address: path, distribution_mode: "copy" };
+    const browser = await link(`copies of ${path}`, () => connection.open_receiver({ source, credit_window: 0 }));
+    const bodies = [];
+    const whole = new Promise((resolve) => {
+      browser.on("message", ({ message }) => bodies.push(text(message)) === count && resolve());
+    });
+    browser.add_credit(count);
+    await whole;
+    return bodies;
+  },
+
+  // All in one write: a settlement does not wait for its answer.
+  async "settle-then-close"({ delivery }) {
+    const got = deliveries.get(delivery);
+    const closed = once(connection, "connection_close");
+    got.accept();
+    got.link.close();
+    got.link.session.close();
+    connection.close();
+    await closed;
   },
 
   async settle({ delivery, how }) {
