@@ -62,6 +62,11 @@ class Client:
     """For abilities that it lacks by a fault of its own, the fault in a few words."""
 
     @property
+    def is_quick(self) -> bool:
+        """Whether its tests are not slow ones: it has the packages that other tests have."""
+        return self.name in QUICK
+
+    @property
     def transports(self) -> tuple[str, ...]:
         """What it connects over: the first is what it does most of its tests with."""
         return tuple(transport for transport in TRANSPORTS if transport in self.does)
@@ -70,7 +75,10 @@ class Client:
         """Return the command of its program, and variables for it. Raises NotHere."""
         program = HERE / "drivers" / self.program
         if program.suffix == ".mjs":
-            return [install.node(), str(program)], {"MODULES": f"{install.modules(HERE / 'package.json')}/"}
+            manifest = install.WANTED if self.is_quick else HERE / "package.json"
+            return [install.node(), str(program)], {"MODULES": f"{install.modules(manifest)}/"}
+        if self.is_quick:
+            return [sys.executable, str(program)], {}
         if program.suffix == ".py":
             return [sys.executable, str(program)], {"PYTHONPATH": str(python_packages.folder(*self.packages))}
         name, *arguments = self.program.split()
@@ -92,8 +100,13 @@ BUILDS = {
         "cargo install --quiet --locked --offline --debug --path . --root {to} --target-dir {cache}/cargo",
         "{to}/bin/driver",
     ),
+    "client.cpp": Build(
+        "g++ -fsyntax-only -include proton/container.hpp -include nlohmann/json.hpp -x c++ /dev/null",
+        "g++ -std=c++20 -O1 client.cpp -o {to}/driver -lqpid-proton-cpp -pthread",
+        "{to}/driver",
+    ),
 }
-"""By the manifest of a program's folder."""
+"""By the manifest of a program's folder; the packages of C++ are those of the system."""
 
 
 def compiled(source: Path) -> list[str]:
@@ -130,7 +143,11 @@ EVERY_WAY = " ".join(TRANSPORTS)
 SEES = "default-ttl partition-annotations browse"
 AZURE = ("azure-servicebus==7.15.0", "aiohttp>=3.14")
 KOMBU = (*AZURE, "celery==5.7.0", "isodate", "kombu==5.7.0")
+QUICK = ("azure-servicebus 7.15", "@azure/service-bus")
+OFFICIAL = f"{EVERY_WAY} {QUEUES} {READS} modify defer reject {SEES} session-state administration"
 CLIENTS = (
+    client(QUICK[0], "azure_servicebus.py", f"{OFFICIAL} rules"),
+    client(QUICK[1], "azure_servicebus.mjs", OFFICIAL),
     client(
         "rhea", "rhea.mjs",
         f"{EVERY_WAY} {PLAIN_LINKS} {SEES} token management-before-claim settle-then-close reconnect",
@@ -142,6 +159,10 @@ CLIENTS = (
         f"tcp tls {PLAIN_LINKS} {SEES} token management-before-claim settle-then-close transactions "
         "settle-in-transaction rollback-redelivers",
         python_packages.PROTON,
+    ),
+    client(
+        "Proton C++", "proton_cpp", f"tcp tls accept release modify {READS} {SEES} settle-then-close",
+        reject="it gives no reason",
     ),
     client("uamqp", "uamqp_clients.py", f"tls {PLAIN_LINKS}", "uamqp==1.6.11"),
     client(

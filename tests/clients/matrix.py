@@ -1,6 +1,6 @@
 """The table of clients in the emulator's README: a row for each behaviour, and what tests show of each client.
 
-`WRITE_MATRIX=1 pytest -m slow tests/clients` writes it, from all tests of test_clients.py.
+`WRITE_MATRIX=1 pytest -m '' tests/clients` writes it, from all tests of test_clients.py.
 """
 
 import re

@@ -37,20 +37,24 @@ from tests.kit.running import NAMESPACE, PATIENCE_SECONDS, Running
 from tests.kit.sas import sign
 from tests.kit.stranded import put
 
-pytestmark = pytest.mark.slow
 LARGE = 180_000
 OnPort = Callable[[int, EmulatorOptions], Running]
 SOON_MS = 300_000
 
 
+def case(client: Client, shown: str, *values: str) -> Any:
+    """Return the parameters of a test that shows abilities of a client."""
+    marks = () if client.is_quick else pytest.mark.slow
+    return pytest.param(client, *values, id=f"{client.name}: {shown}", marks=marks)
+
+
 def able(ability: str) -> Any:
     """Parametrize with each client that has an ability."""
-    clients = [client for client in CLIENTS if ability in client.does]
-    return pytest.mark.parametrize("client", clients, ids=[f"{each.name}: {ability}" for each in clients])
+    return pytest.mark.parametrize("client", [case(each, ability) for each in CLIENTS if ability in each.does])
 
 
 OVER = [
-    pytest.param(client, over, how, id=f"{client.name}: {how} {over}")
+    case(client, f"{how} {over}", over, how)
     for client in CLIENTS
     for how in SETTLES
     if how in client.does

@@ -1,18 +1,26 @@
-"""Azure's client for Python before version 7.9, which stands on uamqp and knows no emulator: it speaks TLS."""
+"""Azure's client for Python. Before version 7.9 it stands on uamqp and knows no emulator: it speaks TLS."""
 
 import os
 from datetime import UTC, datetime
 from typing import Any
 
-from azure.servicebus import NEXT_AVAILABLE_SESSION, ServiceBusClient, ServiceBusMessage
+from azure.core.exceptions import ResourceNotFoundError
+from azure.servicebus import NEXT_AVAILABLE_SESSION, ServiceBusClient, ServiceBusMessage, TransportType
+from azure.servicebus.management import ServiceBusAdministrationClient
 from lines import serve
 
-HOST, PORT = os.environ["HOST"], os.environ["PORT"]
-bus = ServiceBusClient.from_connection_string(
-    os.environ["CONNECTION_STRING"].replace(";UseDevelopmentEmulator=true", ""),
-    custom_endpoint_address=f"sb://{HOST}:{PORT}",
-    connection_verify=os.environ["CA_FILE"],
-)
+TYPES = {int: "int", float: "double", bool: "boolean", str: "string"}
+plain, over = os.environ["CONNECTION_STRING"], os.environ["TRANSPORT"]
+over_tls = plain.replace(";UseDevelopmentEmulator=true", "")
+trusting = {"connection_verify": os.environ["CA_FILE"]}
+own_port: dict[str, Any] = {
+    "custom_endpoint_address": f"sb://{os.environ['HOST']}:{os.environ['PORT']}",
+    "transport_type": TransportType.AmqpOverWebsocket if over == "websocket" else TransportType.Amqp,
+    **trusting,
+}
+in_clear = over == "tcp"
+bus = ServiceBusClient.from_connection_string(plain if in_clear else over_tls, **({} if in_clear else own_port))
+admin = ServiceBusAdministrationClient.from_connection_string(over_tls, **trusting)
 links: dict[Any, Any] = {}
 deliveries: list[Any] = []
 
@@ -76,6 +84,21 @@ def settle(delivery: int, how: str) -> None:
         getattr(receiver, settles[how])(message)
 
 
+def delete_queue(name: str) -> None:
+    admin.delete_queue(name)
+
+
+def has_subscription(topic: str, name: str) -> bool:
+    try:
+        return bool(admin.get_subscription(topic, name).name == name)
+    except ResourceNotFoundError:
+        return False
+
+
+def rule(topic: str, subscription: str, name: str) -> dict[str, str]:
+    return {key: TYPES[type(each)] for key, each in admin.get_rule(topic, subscription, name).filter.properties.items()}
+
+
 serve({
     "send": send,
     "receive": receive,
@@ -83,4 +106,9 @@ serve({
     "browse": browse,
     "get-state": get_state,
     "set-state": set_state,
+    "create-queue": lambda name: admin.create_queue(name).name,
+    "delete-queue": delete_queue,
+    "list-queues": lambda: [queue.name for queue in admin.list_queues()],
+    "has-subscription": has_subscription,
+    "rule": rule,
 })  # fmt: skip
