@@ -105,6 +105,11 @@ BUILDS = {
         "g++ -std=c++20 -O1 client.cpp -o {to}/driver -lqpid-proton-cpp -pthread",
         "{to}/driver",
     ),
+    "pom.xml": Build(
+        "mvn -q -B dependency:copy-dependencies -DincludeScope=runtime -DoutputDirectory={to}",
+        "javac -cp {to}/* -d {to} Azure.java Jms.java Lines.java Spring.java",
+        "java -XX:TieredStopAtLevel=1 -cp {to}:{to}/*",
+    ),
 }
 """By the manifest of a program's folder; the packages of C++ are those of the system."""
 
@@ -119,14 +124,14 @@ def compiled(source: Path) -> list[str]:
 
 
 def _build(source: Path, build: Build, to: Path) -> None:
-    tool, *_ = build.fetch.split()
-    if shutil.which(tool) is None:
-        raise install.NotHere(f"there is no {tool} here to build a client with")
-    fetched = subprocess.run(build.fetch.split(), cwd=source, capture_output=True, check=False, timeout=BUILD_SECONDS)
+    fetch, make = ([word.format(to=to, cache=install.CACHE) for word in each.split()] for each in build[:2])
+    for tool in (fetch[0], make[0]):
+        if shutil.which(tool) is None:
+            raise install.NotHere(f"there is no {tool} here to build a client with")
+    fetched = subprocess.run(fetch, cwd=source, capture_output=True, check=False, timeout=BUILD_SECONDS)
     if fetched.returncode:
         raise install.NotHere(f"the packages of a client cannot be had: `{build.fetch}` failed")
-    words = [word.format(to=to, cache=install.CACHE) for word in build.build.split()]
-    built = subprocess.run(words, cwd=source, capture_output=True, text=True, check=False, timeout=BUILD_SECONDS)
+    built = subprocess.run(make, cwd=source, capture_output=True, text=True, check=False, timeout=BUILD_SECONDS)
     assert built.returncode == 0, built.stdout + built.stderr
 
 
@@ -186,6 +191,21 @@ CLIENTS = (
         " settle-in-transaction via-subscription",
     ),
     client("taskiq", "taskiq_broker.py", f"tcp {QUEUES} schedule", *AZURE, "taskiq-service-bus==0.3.0"),
+    client(
+        "Azure SDK for Java", "java Azure",
+        f"{EVERY_WAY} {QUEUES} {READS} {SEES} modify defer reject session-state settle-then-close"
+        " transactions settle-in-transaction via-subscription administration",
+        rules="makes text of numbers",
+    ),
+    client(
+        "Spring", "java Spring",
+        f"{EVERY_WAY} {QUEUES} modify defer reject schedule string-keys nearly-full default-ttl partition-annotations",
+    ),
+    client(
+        "Qpid JMS", "java Jms",
+        f"{EVERY_WAY} {QUEUES} release modify defer dead-letters raw string-keys nearly-full default-ttl browse"
+        " settle-then-close transactions rollback-redelivers",
+    ),
 )  # fmt: skip
 
 
