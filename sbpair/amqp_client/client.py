@@ -414,6 +414,16 @@ class AmqpClient:
         answer = await self._call(entity, "peek-message", body, f"peeking in {entity!r}", 204)
         return [entry["message"] for entry in answer.body.get("messages") or () if "message" in entry]
 
+    async def delete_batch(self, entity: str, count: int, before_ms: int) -> int:
+        """Delete up to `count` messages that were enqueued before a time, unseen; return how many.
+
+        Locked, deferred and scheduled ones stay. Raises ServiceRefused for too many at once, and where there is no such
+        request, as in partitioned entities.
+        """
+        body: dict[str, Value] = {"message-count": Int(count), "enqueued-time-utc": Timestamp(before_ms)}
+        answer = await self._call(entity, "batch-delete-messages", body, f"deleting in {entity!r}", 204)
+        return int(answer.body.get("message-count") or 0) if answer.status == 200 else 0
+
     async def renew_claims(self) -> None:
         """Renew each claim before it expires, until cancelled; a claim that cannot be renewed ends the connection."""
         try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Final, Generic, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Annotated, Final, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 from sbpair.amqp.message import Header, Properties, Sections
 from sbpair.amqp.types import Map
@@ -27,9 +27,6 @@ from sbpair.move.message import envelope
 from sbpair.move.message.dead_letters import cause_in
 from sbpair.move.peek.peeker import PeekedMessage
 from sbpair.timespan import MAX_MS, TICKS_PER_MS
-
-if TYPE_CHECKING:
-    from sbpair.move.raw_source import RawReceivedMessage
 
 MessageState = Literal["active", "deferred", "scheduled"]
 STATES: Final[Mapping[object, MessageState]] = {envelope.DEFERRED: "deferred", envelope.SCHEDULED: "scheduled"}
@@ -174,10 +171,10 @@ def moment(ms: int) -> str | None:
     return datetime.fromtimestamp(ms / 1000, UTC).isoformat() if 0 < ms <= MAX_MS else None
 
 
-def render_received(side: str, message: RawReceivedMessage) -> Received:
+def render_received(side: str, message: PeekedMessage) -> Received:
     """Return the fields of a received message with its body. Raises UnreadableMessage unless all can be read."""
+    sections = message.sections
     try:
-        sections = Sections.split(message.payload)
         sections.read_header()
         sections.read_properties()
         sections.read_application_properties()
@@ -185,4 +182,4 @@ def render_received(side: str, message: RawReceivedMessage) -> Received:
     except ProtocolError as error:
         text = f"a message of {message.facts.queue!r} cannot be read: {error.message}"
         raise UnreadableMessage(text, hint="it stays; move it (sbpair help move), or peek the others") from error
-    return render_peeked(side, PeekedMessage(message.facts, sections), body_of(sections))
+    return render_peeked(side, message, body_of(sections))

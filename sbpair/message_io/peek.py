@@ -23,13 +23,16 @@ from sbpair.message_io.message_fields import readable
 from sbpair.model.message_state import MessageState, parent_path, split_state
 from sbpair.model.sequence_ranges import MAX_SEQUENCE
 from sbpair.move.message.dead_letters import cause_in
+from sbpair.move.message.envelope import ACTIVE, DEFERRED, SCHEDULED, message_state
 from sbpair.move.peek.peeker import OnMessage, Peeked, PeekedMessage, Peeker, PeekPosition
 
 if TYPE_CHECKING:
     from sbpair.model.pair import Endpoint, Ends
     from sbpair.model.retries import Retrying
     from sbpair.move.filter import MessageFilter
+    from sbpair.move.message.route import Facts
     from sbpair.replication.keys import KeyRule, Received
+    from sbpair.syphon.move_ends import EntityAddress
 
     OnEvent = Callable[[Peeked | Retrying], object]
 
@@ -127,6 +130,49 @@ async def count_messages(ends: Ends, source: PeekSource) -> int | None:
     if state != MessageState.ACTIVE:
         return counts.of(state)
     return counts.total - counts.dead_letter - counts.transfer - counts.transfer_dead_letter
+
+
+@dataclass(slots=True)
+class ChosenCount:
+    """Messages that a run takes, with those that others have locked. `until_ms` is when the last one of all came."""
+
+    messages: int = 0
+    bytes: int = 0
+    oldest_ms: int = 0
+    newest_ms: int = 0
+    until_ms: int = 0
+
+    def add(self, facts: Facts) -> None:
+        self.messages += 1
+        self.bytes += facts.size
+        self.oldest_ms = self.oldest_ms or facts.enqueued_at
+        self.newest_ms = facts.enqueued_at
+
+
+async def count_chosen(
+    source: EntityAddress, where: MessageFilter | None, limit: int | None, on_event: OnEvent
+) -> ChosenCount:
+    """Count the messages of a source for which a filter is true, up to `limit`. Raises as `peek_messages` does."""
+    found, clock = ChosenCount(), source.endpoint.clock
+    aside = _ASIDE.get(source.state, ACTIVE)
+
+    async def take(message: PeekedMessage) -> None:
+        facts, sections = message
+        if message_state(sections) != aside:
+            return
+        found.until_ms = max(found.until_ms, facts.enqueued_at)
+        if where is None or where.matches_peeked(facts, sections, clock.now_ms()):
+            found.add(facts)
+            if found.messages == limit:
+                raise _LimitReached
+
+    async with open_peek(source.alone, on_event) as peek:
+        with suppress(_LimitReached):
+            await peek(PeekSource(source.side, source.path), PeekPosition(source.path), None, take)
+    return found
+
+
+_ASIDE = {MessageState.SCHEDULED: SCHEDULED, MessageState.DEFERRED: DEFERRED}
 
 
 def first_copies(rule: KeyRule, on_duplicate: Callable[[], object], among: Keep | None = None) -> Keep:

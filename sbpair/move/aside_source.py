@@ -47,7 +47,7 @@ class AsideSource(RawSource):
         self._again: set[int] = set()
         self._start = 0
         self._peeked = deque[Peeked]()
-        self._new = NewMessages()
+        self._new = NewMessages(context.until_ms)
         self._new.note_start(self._now_ms())
 
     def _now_ms(self) -> int:

@@ -127,7 +127,8 @@ class MoveContext:
     `max_skipped` others are kept locked at once.
     `traced` wraps the destination of each worker, to record its sends; None records nothing.
     `topics` keeps messages from topics that would discard them; None sends them all. `renames` are destinations that
-    have another name than the messages say.
+    have another name than the messages say. With `removes`, every message goes to the file of removed ones.
+    Those that were enqueued after `until_ms` stay.
     `record_renumbered` records the receipt, before messages are completed that applications know by their sequence
     numbers: it names those; None for others.
     `now_ms` is in ms since 1970. `dead_letter_refusals` has how often the source refused to dead-letter a message,
@@ -158,4 +159,6 @@ class MoveContext:
     topics: TopicGuard | None = None
     renames: Renames | None = None
     record_renumbered: Callable[[], object] | None = None
+    removes: bool = False
+    until_ms: int | None = None
     dead_letter_refusals: dict[Key, tuple[int, str]] = field(default_factory=dict)

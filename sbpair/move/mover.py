@@ -20,7 +20,7 @@ from sbpair.move.failure_latch import FailureLatch
 from sbpair.move.held import SkippedMessages, renew_locks
 from sbpair.move.intake import Intake
 from sbpair.move.interface import Destination, MessageSource, ReceivedMessage
-from sbpair.move.message.route import router
+from sbpair.move.message.route import remove_all, router
 from sbpair.move.receipt import BackingOff
 from sbpair.move.settlement import Settlement
 
@@ -42,9 +42,8 @@ class Mover:
         self._latch = FailureLatch(source.interrupt)
         self._skipped = SkippedMessages() if skipped is None else skipped
         self._settlement = Settlement(source, tasks, context, self._latch, self._skipped)
-        route = router(
-            context.ttl, self._service_ms, context.duplicate_window_ms, context.renames, context.default_ttl_ms
-        )
+        terms = (context.duplicate_window_ms, context.renames, context.default_ttl_ms)
+        route = remove_all if context.removes else router(context.ttl, self._service_ms, *terms)
         new_sender = partial(
             DestinationSender,
             source_queue=source.queue,

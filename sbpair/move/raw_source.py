@@ -291,6 +291,10 @@ class RawSource:
             for message, until_ms in zip(chunk, until, strict=False):
                 message.lock_until = self._clock.local_time(until_ms)
 
+    async def delete(self, count: int, before_ms: int) -> int:
+        """Delete up to `count` messages of before a time, unseen; return how many. Raises as `delete_batch` does."""
+        return await self._wire.delete_batch(self.queue, count, before_ms)
+
     def peek_pages(self) -> AsyncIterator[list[PeekedHeader]]:
         return peek_queue(self._wire, self.queue)
 

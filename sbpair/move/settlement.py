@@ -132,6 +132,8 @@ class Settlement:
 
     def spend_sizes(self, operation: str, count: int, sizes: Iterable[int]) -> None:
         """Count billable operations on so many messages. Their sizes are not read while none has been large."""
+        if operation == "sent" and self._context.removes:
+            return
         if self.held.largest > UNIT_BYTES:
             count += sum([units(size) - 1 for size in sizes if size > UNIT_BYTES])
         self._context.tally.spent(operation, count)

@@ -109,8 +109,8 @@ def open_bytes(path: Path) -> int:
 
 
 def open_to_append(path: Path) -> int:
-    """Open an existing file to append to it. Returns its descriptor. Raises OSError."""
-    return os.open(path, os.O_WRONLY | os.O_APPEND | _BINARY)
+    """Open an existing file to read it and append to it. Returns its descriptor. Raises OSError."""
+    return os.open(path, os.O_RDWR | os.O_APPEND | _BINARY)
 
 
 def append_line(path: Path, line: bytes) -> None:

@@ -118,7 +118,7 @@ class RunRecord:
             ) from error
 
     @property
-    def kind(self) -> Annotated[str, "Command", {"enum": ["syphon", "move", "redrive", "replay"]}]:
+    def kind(self) -> Annotated[str, "Command", {"enum": ["syphon", "move", "redrive", "remove", "receive", "replay"]}]:
         """The command without its options: `syphon` or `replay`."""
         return self.command.split()[0]
 

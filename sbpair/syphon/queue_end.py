@@ -48,7 +48,7 @@ class QueueEnd:
         self._report = report
         self._empty_receives = 0
         self._excess_receives = 0
-        self._new = NewMessages()
+        self._new = NewMessages(plan.request.until_ms)
         self._peeked: frozenset[int] = frozenset()
         self._peek_at = 0.0
         self._free = 0.0, 0
@@ -61,6 +61,8 @@ class QueueEnd:
     @property
     def poll_seconds(self) -> float:
         """How long the next receive waits: ever longer, since a count costs as much as ten messages."""
+        if self._plan.request.idle_seconds is not None:
+            return self._plan.request.idle_seconds
         seconds = self._plan.timings.count_wait_seconds
         return seconds[min(self._empty_receives, len(seconds) - 1)]
 
@@ -80,6 +82,10 @@ class QueueEnd:
         self._empty_receives += 1
         if mover.held and not mover.stuck(TRIES):
             return False
+        if self._plan.request.idle_seconds is not None:
+            others = (await self._peek_old(source, mover.own_numbers(), MAX_LOCKED)).active - mover.own_numbers()
+            self.locked.update(others, asyncio.get_running_loop().time())
+            return True
         remaining = 0
         if (counted := await self._plan.count(self._queue)) is not None:
             remaining = counted - len(mover.unsettleable()) - mover.locked
@@ -131,7 +137,7 @@ class QueueEnd:
 
     async def only_new_remain(self, source: RawSource, messages: Sequence[ReceivedMessage], mover: Mover) -> bool:
         """Return whether all that remains was enqueued after `--once` began: a busy backlog is never empty."""
-        if self._plan.request.messages in ASIDE:
+        if self._plan.request.messages in ASIDE or self._plan.request.idle_seconds is not None:
             return False
         if not all(map(self._new.include, enqueued_times(messages))):
             return False

@@ -51,6 +51,8 @@ def effective_limits(request: RunRequest, tiers: EndTiers) -> EffectiveLimits:
     limits = EffectiveLimits(
         request.rate, *(credits_of(request.credits, tier) for tier in (tiers.source, tiers.destination))
     )
+    if request.keep is not None:
+        return replace(limits, destination_credits=None)
     return limits.shared() if request.ends.same else limits
 
 

@@ -6,8 +6,9 @@ One record from the command line to the workers; its settings are stored with th
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 from sbpair import backlog
@@ -15,13 +16,16 @@ from sbpair.errors import UsageError
 from sbpair.model.message_state import ASIDE, MessageState, dead_letter_path, is_dead_letter_path
 from sbpair.model.pair import Endpoint, Ends, Pair
 from sbpair.move.context import DEFAULT_MAX_SKIPPED, MAX_MISSING, MissingDestinations
-from sbpair.move.filter import MessageFilter, marked
+from sbpair.move.filter import MessageFilter, enqueued_times, marked
 from sbpair.move.message.renames import Renames
 from sbpair.move.message.route import BACKLOG, BACKLOG_DEAD_LETTERS, MessageForm, TimeToLive
 from sbpair.move.timings import DEFAULT_BACKOFF, DEFAULT_MOVE_TIMINGS, MoveTimings
 
 if TYPE_CHECKING:
     from sbpair.model.retries import Backoff
+    from sbpair.move.context import Choose
+    from sbpair.move.interface import ReceivedMessage
+    from sbpair.move.kept_file import KeptFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +148,9 @@ class RunRequest:
 
     After runs `to` another namespace, one to the pair's primary is refused until one with `primary_is_back`.
     `command_line` moves the same messages with the same options, and holds no secret.
+
+    With `keep`, messages go to that file, and nowhere else. Those that were enqueued after `until_ms`, in ms since 1970
+    by the service's clock, stay. With `idle_seconds`, a run ends once no message has come for so long.
     """
 
     ends: Ends
@@ -181,6 +188,9 @@ class RunRequest:
     lease_queue: str | None = None
     primary_is_back: bool = False
     command_line: str = ""
+    keep: KeptFile | None = None
+    until_ms: int | None = None
+    idle_seconds: float | None = None
     timings: RunTimings | None = None
 
     @property
@@ -191,6 +201,8 @@ class RunRequest:
     @property
     def words(self) -> tuple[str, str]:
         """The words for its source and its destination in messages."""
+        if self.keep is not None:
+            return "source", "kept file"
         routed = ("backlog", self.to or "primary")
         return routed if self.source is None or self.to else ("source", "destination")
 
@@ -228,6 +240,27 @@ class RunRequest:
         has_dead_letters = self.takes_dead_letters if source is None else is_dead_letter_path(source)
         return ends, dead_letter_path(f"{backlog.prefix(ends.backlog_of)}*") if has_dead_letters else None
 
+    @property
+    def may_delete(self) -> bool:
+        """Whether all messages up to `until_ms` may be deleted unseen."""
+        is_all = self.where is None and self.max_messages is None and self.until_ms is not None
+        may_drop = self.keep is not None and self.keep.path is None and self.keep.show is None
+        return is_all and may_drop and not self.sessions and self.messages not in ASIDE
+
+    @property
+    def choose(self) -> Choose | None:
+        """Return which received messages are moved; None for all."""
+        where, until_ms = self.where, self.until_ms
+        if until_ms is None:
+            return None if where is None else where.choose
+
+        def choose(messages: Sequence[ReceivedMessage], now_ms: int) -> Sequence[bool]:
+            chosen = repeat(True) if where is None else where.choose(messages, now_ms)
+            times = enqueued_times(messages)
+            return [at <= until_ms and each for at, each in zip(times, chosen, strict=False)]
+
+        return choose
+
     def missing(self) -> MissingDestinations:
         """Return the count of missing destinations, with the limit of dead letters for each."""
         return MissingDestinations(None if self.allow_missing else self.max_missing, self.words[1])
@@ -252,6 +285,7 @@ class RunRequest:
             **({"primary_is_back": True} if self.primary_is_back else {}),
             **({"map": self.renames.lines()} if self.renames else {}),
             **({"command_line": self.command_line} if self.command_line else {}),
+            **({"keep": self.keep.id or "none"} if self.keep is not None else {}),
             **where,
         }
 

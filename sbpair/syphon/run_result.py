@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
 from sbpair.errors import ExitCode, SbpairError
-from sbpair.model.document import LATER, SPREAD
+from sbpair.model.document import LATER, SPREAD, UNLESS_NONE
 from sbpair.move.rate_limit import Limit
 from sbpair.move.receipt import MissingDestination, Receipt
 from sbpair.runs.run_record import RemainingMessages
@@ -31,6 +31,14 @@ class QueueFailure(NamedTuple):
         return self.error.hint
 
 
+class KeptRecord(NamedTuple):
+    """Removed messages, and the file that has them."""
+
+    file: Annotated[str | None, "The file; null if the messages were not kept"]
+    messages: Annotated[int, "Messages that this run has written to it"]
+    bytes: Annotated[int, "Its size"]
+
+
 @dataclass(frozen=True, slots=True)
 class SyphonResult:
     """A run that has ended, as it is recorded. `run` is its id in `sbpair runs show`.
@@ -51,6 +59,7 @@ class SyphonResult:
     limit: Annotated[Limit | None, "The limit that the run waited for longest; null if none slowed it down"] = None
     to: Annotated[str | None, "Namespace that the backlog went to; null for its primary"] = None
     once: bool = False
+    kept: Annotated[KeptRecord | None, "Removed messages, and where they are", UNLESS_NONE] = None
 
     @property
     def exit_code(self) -> int:

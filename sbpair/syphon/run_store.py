@@ -167,13 +167,20 @@ class RunStore:
         self.journal = Journal(
             state,
             run=self.run,
-            destination_namespace=namespace_id(request.ends.destination),
+            destination_namespace=_destination_of(request, self.run),
             earlier_doubts=self._recorded.earlier_doubts,
             unreported=self._recorded.unreported,
             may_send=may_send,
             service_ms=self._clock.known_ms,
         )
         stack.callback(self.journal.close)
+
+
+def _destination_of(request: RunRequest, run: str) -> str:
+    """Return the name of the destination in a journal. Each run has its own: a file may have been emptied since."""
+    if request.keep is not None and request.keep.id:
+        return f"{request.keep.id} of run {run}"
+    return "no file" if request.keep is not None else namespace_id(request.ends.destination)
 
 
 def ends_settings(ends: Ends) -> dict[str, object]:

@@ -31,7 +31,7 @@ from sbpair.syphon.pool import DepthSampler, Find, WorkerPool
 from sbpair.syphon.run_limits import EndTiers, SendCosts, effective_limits, tier_of
 from sbpair.syphon.run_plan import RunPlan
 from sbpair.syphon.run_request import DEFAULT_TIMINGS
-from sbpair.syphon.run_result import QueueFailure, SyphonResult
+from sbpair.syphon.run_result import KeptRecord, QueueFailure, SyphonResult
 from sbpair.syphon.run_store import LiveRun, RunStore
 from sbpair.syphon.sources import find_sources, none_found
 from sbpair.syphon.worker import QueueWorker
@@ -92,13 +92,15 @@ async def run(
             ttl=request.ttl,
             missing=request.missing(),
             keeps_refused=request.keeps_refused,
-            chosen=None if where is None else where.choose,
+            chosen=request.choose,
             max_skipped=request.max_skipped,
             duplicate_window_ms=request.duplicate_window_ms,
             default_ttl_ms=request.default_ttl_ms,
             traced=live.traced,
             renames=request.renames,
             record_renumbered=store.record if request.messages in ASIDE else None,
+            removes=request.keep is not None,
+            until_ms=request.until_ms,
         )
         started_at = asyncio.get_running_loop().time()
         plan = RunPlan(request, context, stop, timings, session, gate or IntakeGate(), started_at=started_at)
@@ -136,6 +138,7 @@ async def run(
             None if limiter is None else limiter.main_limit(),
             request.to or None,
             request.once,
+            None if (keep := request.keep) is None else KeptRecord(keep.id or None, keep.lines, keep.size),
         )
         error = failures[0][1].message if failures else ""
         store.finish(result.exit_code, encoded(result), stopped=result.stopped and not error, error=error)
@@ -163,9 +166,10 @@ async def _prepare(stack: AsyncExitStack, plan: RunPlan, store: RunStore) -> tup
     destinations = await stack.enter_async_context(open_destinations(request.ends.destination))
     await _limit(plan, destinations, control, store)
     on_unchecked = lambda reason: context.on_event(TopicsUnchecked(reason))  # noqa: E731  # one line, used once
-    context.topics = TopicGuard(
-        destinations, context.tally, request.max_discard, on_unchecked, kept_out=request.kept_out
-    )
+    if request.keep is None:
+        context.topics = TopicGuard(
+            destinations, context.tally, request.max_discard, on_unchecked, kept_out=request.kept_out
+        )
     plan.control = control if found.managed else None
     if request.source is not None:
         plan.source_lock_seconds = await plan.lock_seconds(request.source)
@@ -191,7 +195,7 @@ async def _limit(plan: RunPlan, destinations: DestinationCache, control: AtomNam
     request, context, tiers = plan.request, plan.context, EndTiers()
     if request.credits is None or not math.isinf(request.credits):
         tiers = EndTiers(*await asyncio.gather(tier_of(DestinationCache(control)), tier_of(destinations)))
-        context.send_cost = SendCosts(destinations).of
+        context.send_cost = SendCosts(destinations).of if request.keep is None else None
     effective = effective_limits(request, tiers)
     store.describe(
         primary_tier=tiers.destination,

@@ -32,6 +32,7 @@ from sbpair.move.aside_source import AsideSource
 from sbpair.move.events import QueueBlocked, QueueDone, QueueFailed, QueueOpened, QueueProgress
 from sbpair.move.failure_latch import Waits, set_within
 from sbpair.move.held import ParkedSessions, SkippedMessages
+from sbpair.move.message.route import REMOVED
 from sbpair.move.mover import Mover
 from sbpair.move.raw_source import RawSource, SessionSource, SessionsSource, settle_left
 from sbpair.syphon.queue_end import TRIES, QueueEnd
@@ -47,6 +48,7 @@ log = logging.getLogger(__name__)
 
 SESSION_SECONDS = 60.0  # how long a watch waits for a session that has messages
 TURN_SECONDS = 1.0  # how long a worker waits for messages, in a ramp, before the next one does
+DELETED_AT_ONCE = 4_000, 500  # in Premium, in Standard
 RELEASE_SECONDS = 2.0  # how long releasing held messages may take before the connection is ended
 
 
@@ -199,8 +201,28 @@ class QueueWorker:
             if isinstance(connections.source, SessionsSource):
                 await self._move_sessions(connections, connections.source)
             else:
+                await self._delete_unseen(connections.source)
                 await self._move(connections, self._skipped)
         return not self._interrupted
+
+    async def _delete_unseen(self, source: RawSource) -> None:
+        """Delete messages in batches, if all are to be removed and none is kept, as far as the service can."""
+        plan, sizes = self._plan, [*DELETED_AT_ONCE]
+        while plan.request.may_delete and sizes and not (plan.stop.is_set() or self._interrupted):
+            self._take_turn()
+            plan.context.tally.spent("management_calls", 1)
+            try:
+                count = await source.delete(sizes[0], plan.request.until_ms or 0)
+            except ServiceRefused as error:
+                log.info("%s: no deletion of %d messages at once: %s", self.queue, sizes.pop(0), error.message)
+                continue
+            except Unavailable:
+                log.warning("%s: up to %d messages may be removed that are not counted", self.queue, sizes[0])
+                raise
+            if not count:
+                return
+            plan.context.tally.received(self.queue, count)
+            plan.context.tally.sent(self.queue, REMOVED, count, 0)
 
     async def _move_sessions(self, connections: WorkerConnections, source: SessionsSource) -> None:
         """Move one session after the other, until none is left."""

@@ -18,6 +18,7 @@ from sbpair.model.message_state import MessageState
 from sbpair.move.aside_source import DeferredSource, ScheduledSource
 from sbpair.move.context import MoveContext
 from sbpair.move.failure_latch import set_within
+from sbpair.move.kept_file import KeptFile
 from sbpair.move.raw_destination import RawDestination
 from sbpair.move.raw_source import RawSource, SessionsSource
 from sbpair.runs.database import now_ms
@@ -86,7 +87,7 @@ class WorkerConnections:
     """Both connections, open. `titles` name the two ends in sentences."""
 
     source: RawSource
-    destination: RawDestination
+    destination: RawDestination | KeptFile
     titles: tuple[str, str] = ("the backlog", "the primary")
 
     async def source_lost(self) -> ConnectionFaulted:
@@ -178,7 +179,8 @@ async def open_connections(
         else:
             kind = SessionsSource if request.sessions else RawSource
             source = await kind.open(wire, queue, form=request.form, lock_seconds=lock_seconds)
-        destination = RawDestination(request.ends.destination, get_token=get_token, schedules=is_scheduled)
+        target = request.ends.destination
+        destination = request.keep or RawDestination(target, get_token=get_token, schedules=is_scheduled)
         stack.push_async_callback(destination.close)
         # Fails before any message is locked if the destination cannot be reached.
         await states.destination.connected(destination.check())

@@ -66,6 +66,7 @@ READS = {
     "move primary:orders secondary:copy --dry-run": "primary secondary",
     "redrive --backlog --dry-run": "primary secondary",
     "redrive orders --by-reason": "primary",
+    "remove orders --dry-run": "primary",
     "replay plan": "primary secondary",
     "provision --dry-run": "secondary",
     "provision --mirror --dry-run": "primary secondary",

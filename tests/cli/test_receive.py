@@ -1,9 +1,14 @@
 """`sbpair receive`: printed, removed and remaining messages, and the exit code."""
 
+import asyncio
 import json
+import re
 import signal
+import sys
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +22,7 @@ from sbpair.amqp.message import (
     encode_map,
     section,
 )
-from sbpair.amqp.types import Symbol, Timestamp
+from sbpair.amqp.types import Int, Symbol, Timestamp
 from sbpair.testing import Emulator
 from tests.kit.command import CommandLines, environment
 from tests.kit.stranded import put
@@ -108,8 +113,8 @@ async def test_a_message_that_cannot_be_read_is_an_error_and_stays() -> None:
 
 async def test_interrupted_messages_keep_their_delivery_counts() -> None:
     async with open_world() as world:
-        world.put("contoso", *(encoded(f"m{number}", body=b"x" * 9000) for number in range(10)))
-        process = await world.start("receive", "orders", "--remove", "--yes", "-o", "jsonl")
+        world.put("contoso", *(encoded(f"m{number}", body=b"x" * 9000) for number in range(30)))
+        process = await world.start("receive", "orders", "--remove", "--yes", "--max", "30", "-o", "jsonl")
         assert process.stdout is not None
         await process.stdout.read(1)
         process.send_signal(signal.SIGINT)
@@ -118,6 +123,44 @@ async def test_interrupted_messages_keep_their_delivery_counts() -> None:
         left = world.emulator.namespaces["contoso"].queue("orders").messages.peek(0, 20)
         assert {each.delivery_count for each in left} <= {0}
         assert 0 < len(left) == world.left[0]
+
+
+async def test_a_closed_pipe_names_the_line_to_go_on_from(tmp_path: Path) -> None:
+    file = tmp_path / "kept.jsonl"
+    async with open_world() as world:
+        world.put("contoso", *(encoded(f"m{number}", body=b"x" * 9000) for number in range(60)))
+        words = ("receive", "orders", "--remove", "--yes", "--max", "60", "-o", "jsonl", "--keep", str(file))
+        process = await world.start(*words)
+        assert process.stdout is not None
+        assert process.stderr is not None
+        read = [json.loads(await process.stdout.readline())["message_id"] for _ in range(12)]
+        process.stdout._transport.close()  # type: ignore[attr-defined]
+        err = (await process.stderr.read()).decode()
+        assert await process.wait() == 141
+        found = re.search(rf"go on from line (\d+) of {re.escape(str(file))}; ", err)
+        assert found is not None, err
+        kept = [json.loads(line)["message_id"] for line in file.read_text().splitlines()]
+        assert read == kept[:12]
+        assert 12 < int(found[1]) <= len(kept)
+        left = world.emulator.namespaces["contoso"].queue("orders").messages.peek(0, 60)
+        ids = [each.sections.read_properties().message_id for each in left]
+        assert kept + ids == [f"m{number}" for number in range(60)]
+        assert {each.delivery_count for each in left} == {0}
+
+
+async def test_what_a_pipe_takes_arrives_equal_in_another_queue() -> None:
+    async with open_world() as world:
+        world.put("contoso", *(encoded(f"m{number}", number=Int(number)) for number in range(40)))
+        program = f"{sys.executable} -m sbpair"
+        receiving = f"{program} receive orders --remove --yes --max 40 --wait 1s -o jsonl"
+        line = f"{receiving} | {program} send secondary:orders --format jsonl"
+        process = await asyncio.create_subprocess_shell(line, env=world.environ, stdout=PIPE, stderr=PIPE)
+        await process.communicate()
+        assert (process.returncode, world.left) == (0, (0, 40))
+        sent = [each.sections for each in world.queue("contoso-dr").messages.peek(0, 50)]
+        found = [(each.properties, each.application_properties, each.body) for each in sent]
+        expected = [Sections.split(encoded(f"m{number}", number=Int(number))) for number in range(40)]
+        assert found == [(each.properties, each.application_properties, each.body) for each in expected]
 
 
 async def test_a_signal_ends_it_with_what_was_shown_and_gives_back_the_rest() -> None:

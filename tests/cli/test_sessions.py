@@ -60,6 +60,8 @@ VARYING = (
     (r"TrackingId:.*?, Timestamp:[\d:T-]+", "TRACKING"),
     (r"20\d\d-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d+)?(Z|\+00:00| UTC)", "TIME"),
     (r"(?<=last used on )20\d\d-\d\d-\d\d", "DAY"),
+    (r"(?<=enqueued TIME) to TIME", ""),  # of messages that were put at once
+    (r"(?<=\.jsonl, )[\d.]+ K?B", "SIZE"),  # a time without milliseconds is shorter
     (r"127\.0\.0\.1:\d+", "127.0.0.1:PORT"),
     (r"\b\d+(\.\d+)? ?s\b(?! of)", "Ns"),
     (r"billable operations: \d+ \(.*\)", "billable operations: N"),  # empty receives depend on the machine

@@ -1,6 +1,6 @@
-"""The command line in a process that kills itself at a write of its journal.
+"""The command line in a process that kills itself at a write of its journal, or of its file of removed messages.
 
-python -m tests.faults.killed_at_journal before|after NTH COMMAND …
+python -m tests.faults.killed_at_journal before|after|torn|kept NTH COMMAND …
 """
 
 import os
@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 from sbpair import __main__
+from sbpair.move import kept_file
 from sbpair.runs.database import RunDatabase
 from sbpair.runs.journal import DELETE, INSERT, UPDATE
 
@@ -17,9 +18,26 @@ STEPS = (INSERT, UPDATE, DELETE)
 
 
 def kill_at(when: str, nth: int) -> None:
-    """Let the process end before or after the nth of its writes with a step of a batch."""
-    write = RunDatabase.write
+    """Let the process end before or after the nth of its writes with a step of a batch.
+
+    For `torn` and `kept`, that is a write of removed messages, of which half, or all, is in the file.
+    """
+    kept_file.AT_ONCE = kept_file.SHOWN_AT_ONCE
+    write, append = RunDatabase.write, kept_file.KeptFile._append
     left = nth
+
+    def tearing(keep: kept_file.KeptFile, file: int, batch: kept_file.KeptBatch) -> None:
+        nonlocal left
+        left -= 1
+        if not left and when == "torn":
+            batch.payload = batch.payload[: len(batch.payload) // 2]
+        append(keep, file, batch)
+        if not left:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    if when in ("torn", "kept"):
+        kept_file.KeptFile._append = tearing  # type: ignore[method-assign]
+        return
 
     def killing(state: RunDatabase, *changes: Any) -> None:
         nonlocal left

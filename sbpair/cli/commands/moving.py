@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from sbpair.config import Profile
     from sbpair.model.pair import Endpoint, Pair
     from sbpair.move.filter import MessageFilter
-    from sbpair.syphon.move_ends import EntityAddress
+    from sbpair.syphon.move_ends import CheckedEnds, EntityAddress
     from sbpair.syphon.run_request import RunRequest
 
 REFUSED_STAY: "dict[str, Any]" = {"keeps_refused": True, "max_missing": 0}
@@ -326,9 +326,8 @@ def _checked_request(
     Without a destination, the source has dead letters of a backlog queue, whose aliases name their destinations: in the
     primary, or in `to`.
     """
-    from sbpair.azure.credentials import open_tokens
     from sbpair.move.message.route import BACKLOG_DEAD_LETTERS, kept_for
-    from sbpair.syphon.move_ends import CheckedEnds, check_ends, check_names
+    from sbpair.syphon.move_ends import check_names
     from sbpair.syphon.run_request import RunRequest
 
     if not preview and to is None and (destination is None or destination.side == "primary"):
@@ -341,15 +340,7 @@ def _checked_request(
     backlog_of = backlog.primary_of(source.parent) or ""
     ends = Ends(name=owner.ends.name, source=source.endpoint, destination=target, backlog_of=backlog_of)
 
-    async def check() -> CheckedEnds:
-        async with open_tokens() as get_token:
-            try:
-                return await check_ends(source, destination, get_token, allow_discard=settings["max_discard"] is None)
-            except EntityMissing as error:
-                await suggest_entities([error], [each.endpoint for each in (source, destination) if each is not None])
-                raise
-
-    found, window_ms = run(check()), 0
+    found, window_ms = checked_ends(source, destination, allow_discard=settings["max_discard"] is None), 0
     if destination is not None and found.duplicate_window_ms != 0 and not allow_duplicate_detection:
         window_ms = _duplicate_window(screen, source, destination, found.duplicate_window_ms)
     returns = command == "redrive" or destination is None
@@ -370,6 +361,24 @@ def _checked_request(
         **settings,
     )
     return request, owner.directory
+
+
+def checked_ends(
+    source: "EntityAddress", destination: "EntityAddress | None" = None, *, allow_discard: bool = False
+) -> "CheckedEnds":
+    """Return the facts of both ends, as `check_ends` does. A missing entity gets the nearest name in its hint."""
+    from sbpair.azure.credentials import open_tokens
+    from sbpair.syphon.move_ends import check_ends
+
+    async def check() -> "CheckedEnds":
+        async with open_tokens() as get_token:
+            try:
+                return await check_ends(source, destination, get_token, allow_discard=allow_discard)
+            except EntityMissing as error:
+                await suggest_entities([error], [each.endpoint for each in (source, destination) if each is not None])
+                raise
+
+    return run(check())
 
 
 def _refuse_default_ttl(terms: MoveTerms) -> None:
@@ -430,7 +439,7 @@ def _wording(request: "RunRequest", command: tuple[str, ...]) -> MoveWording:
 def _run_move(
     screen: Screen, request: "RunRequest", terms: MoveTerms, mode: str, state: "Path", words: MoveWording
 ) -> int:
-    """Move what a request describes; print the receipt or the forecast. Returns the exit code."""
+    """Move the messages that a request describes; print the receipt or the forecast. Returns the exit code."""
     if mode == "--dry-run":
         return _preview_move(screen, request, words)
     return run_move(

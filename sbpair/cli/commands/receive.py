@@ -1,13 +1,16 @@
 """`sbpair receive`: peeks, or runs `sbpair.message_io.receive` and prints messages as they arrive."""
 
+import asyncio
 import json
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from sbpair.backlog import TRANSFER_SEGMENT
-from sbpair.cli.command_loop import run
+from sbpair.cli.command_loop import run, run_gracefully
 from sbpair.cli.commands.peek import peeked
 from sbpair.cli.next_command import next_command, not_confirmed
 from sbpair.cli.options.common import NamespaceSelection, Output, argument, duration, flag, option, option_group
@@ -15,23 +18,23 @@ from sbpair.cli.options.entity_addresses import reach_of
 from sbpair.cli.options.selection import Selection
 from sbpair.cli.render.messages import body_text, enqueued, print_peeked, shown_line
 from sbpair.cli.render.receipt import warn_of_failures
-from sbpair.cli.render.screen import Document, Screen, clean, plural
+from sbpair.cli.render.screen import Document, Screen, clean, plural, size
 from sbpair.errors import ExitCode, ServiceRefused, UsageError
 from sbpair.model.document import encoded
 from sbpair.model.entities import subscription_of
-from sbpair.model.message_state import ASIDE
 from sbpair.model.pair import SIDES
+from sbpair.move.kept_file import SCHEMA
 
 if TYPE_CHECKING:
-    from sbpair.message_io.message_json import ReceiveCounts, Received
+    from sbpair.cli.options.entity_addresses import Reach
     from sbpair.message_io.peek import Keep
     from sbpair.message_io.receive import DedupSettings
-    from sbpair.model.pair import Ends
+    from sbpair.model.pair import Ends, Pair
     from sbpair.model.sequence_ranges import SequenceRanges
     from sbpair.replication.events import ReplicationEvent
     from sbpair.syphon.move_ends import EntityAddress
+    from sbpair.syphon.run_result import SyphonResult
 
-SCHEMA = "sbpair/receive/1"
 MEMORY = "memory"
 NOT_ALLOWED = "amqp:not-allowed"
 
@@ -43,6 +46,16 @@ def _key_name(text: str) -> str:
         return KeyRule(text).name
     except UsageError as error:
         raise UsageError(f"--key: {error.message}", hint="expected id, subject or property:NAME") from None
+
+
+@option_group
+class Keeping:
+    """Where messages are written before they are printed and removed. A receiver of copies keeps none."""
+
+    keep: Path | None = option(
+        "--keep FILE", "Append each to it first [default: a new file]", needs="--remove", excludes="--dedup"
+    )
+    no_keep: bool = flag("--no-keep", "Keep none in a file", needs="--remove", excludes=("--keep", "--dedup"))
 
 
 @option_group
@@ -70,41 +83,36 @@ def command(
     remove: bool = flag("--remove", "Remove each message after it is printed"),
     yes: bool = flag("--yes -y", "Remove without asking", needs="--remove"),
     wait: float = duration("--wait DURATION", "Exit after this time without a message", default="5s", needs="--remove"),
+    keeping: Keeping,
     deduplication: Deduplication,
     connection: NamespaceSelection,
     screen: Screen,
 ) -> int:
     """Show messages, or with --remove print and remove them.
 
-    Without --remove, peeks: locks and removes nothing. With it, each message is printed under lock and then completed;
-    an interruption releases the locked ones (with --dedup, their delivery counts rise). Sessions are not supported
-    there. Reads the primary unless SIDE or --namespace is given, with --dedup both namespaces. Needs Listen.
+    Without --remove, peeks: locks and removes nothing. With it, each message is written to a file, printed and then
+    removed: a pipe is no store. If its reader ends, the file and the line to go on from are named, and locked messages
+    are released (with --dedup, which keeps no file, their delivery counts rise). Reads the primary unless SIDE or
+    --namespace is given, with --dedup both namespaces. Needs Listen.
 
     Examples:
       sbpair receive orders
-      sbpair receive events --subscription audit --max 100 --remove --yes
+      sbpair receive orders --remove --yes -o jsonl | sbpair send x --format jsonl
 
-    Exit codes: 3 some were printed but not removed; 4 not confirmed, or the file of --store is in use; 130 interrupted
+    Exit codes: 3 some were printed but not removed; 4 not confirmed, or a file is in use; 7 the file cannot be written;
+    141 its reader ended
 
     See also: sbpair help replication
     """
-    dedup, where = _settings(deduplication), chosen.filter(screen, peeks=True)
+    dedup, where = _settings(deduplication), chosen.filter(screen, peeks=not remove)
     named = connection.namespace is not None or ":" in entity
     if dedup is not None and named:
         raise UsageError("--dedup receives from both sides of the pair", hint="leave out SIDE: and --namespace")
     reach = reach_of(connection, screen)
     address = reach.address(_path(entity, subscription), side=None if named else "primary", state=chosen.state)
     path = address.path
-    if dedup is not None and address.is_dead_letters:
-        raise UsageError("--dedup receives no dead letters", hint="leave it out: they are those of one namespace")
-    if remove and address.state in ASIDE:
-        hint = "leave --remove out, to see them"
-        raise UsageError(f"no receiver gets {address.state} messages: --remove cannot remove them", hint=hint)
-    place = reach.pair if dedup is not None else address.endpoint
-    endpoints = (address.endpoint,) if dedup is None else (reach.pair.primary, reach.pair.secondary)
-    if remove and screen.query is not None and screen.output is Output.JSON:
-        hint = "add -o jsonl: the query is then of each message"
-        raise UsageError("--remove prints each message before it removes it, and --query is of all", hint=hint)
+    if dedup is not None:
+        _check_copies(address, remove=remove, filtered=where is not None)
     if not remove:
         ends = reach.pair.ends if dedup is not None else address.alone
         from sbpair.message_io.peek import matching
@@ -114,17 +122,37 @@ def command(
             _show(ends, screen, address, dedup, keep, chosen.sequence, limit)
         warn_of_failures(screen, where)
         return 0
+    if screen.query is not None and screen.output is Output.JSON:
+        hint = "add -o jsonl: the query is then of each message"
+        raise UsageError("--remove prints each message before it removes it, and --query is of all", hint=hint)
     if not yes:
+        endpoints = (address.endpoint,) if dedup is None else (reach.pair.primary, reach.pair.secondary)
         sides = " and ".join(each.name for each in endpoints)
         question = f"Remove up to {plural(limit, 'message')} from {path} in {sides}?"
         if not screen.asks(question):
             raise not_confirmed("received", next_command("receive", entity, "--yes"))
-    from sbpair.message_io import receive
-    from sbpair.message_io.message_json import ReceiveCounts
+    with _refusals_explained(path):
+        if dedup is not None:
+            return _remove_copies(screen, reach.pair, (entity, subscription), dedup, limit, wait)
+        terms = {"where": where, "max_messages": limit, "idle_seconds": wait}
+        return _remove(screen, reach, address, keeping, command_line=next_command("receive", entity), **terms)
 
-    counted = ReceiveCounts()
-    forgets = dedup is not None and dedup.store == MEMORY
-    printer = MessagePrinter(screen, path, counted, forgets=forgets)
+
+def _check_copies(address: "EntityAddress", *, remove: bool, filtered: bool) -> None:
+    """Raise UsageError for options that a receiver of copies does not support."""
+    if address.is_dead_letters:
+        raise UsageError("--dedup receives no dead letters", hint="leave it out: they are those of one namespace")
+    if remove and filtered:
+        raise UsageError("--dedup --remove takes all messages", hint="leave out what chooses them, or --dedup")
+
+
+def _remove_copies(
+    screen: Screen, pair: "Pair", source: tuple[str, str | None], dedup: "DedupSettings", limit: int, wait: float
+) -> int:
+    """Remove the first copies of messages of both sides, each printed before. Returns the exit code."""
+    from sbpair.message_io.receive import receive_copies
+
+    printer = MessagePrinter(screen, _path(*source), forgets=dedup.store == MEMORY)
 
     # It logs the events that are printed here in other words.
     logging.getLogger("sbpair.replication.events").setLevel(logging.ERROR)
@@ -133,23 +161,56 @@ def command(
         if text := _warning(event):
             screen.warn(text)
 
-    with _refusals_explained(path), printer:
-        run(
-            receive.receive_messages(
-                place,
-                path if dedup is None else entity,
-                counts=counted,
-                show=printer.show,
-                subscription=subscription,
-                side=address.side,
-                dedup=dedup,
-                limit=limit,
-                wait_seconds=wait,
-                on_event=on_event,
-            ),
-            *endpoints,
+    with printer:
+        receiving = receive_copies(
+            pair,
+            source[0],
+            counts=printer.counted,
+            show=lambda message: printer.show(encoded(message)),
+            subscription=source[1],
+            dedup=dedup,
+            limit=limit,
+            wait_seconds=wait,
+            on_event=on_event,
         )
-    return ExitCode.PARTIAL_OR_FINDINGS if counted.not_removed else 0
+        run(receiving, pair.primary, pair.secondary)
+    return ExitCode.PARTIAL_OR_FINDINGS if printer.counted.not_removed else 0
+
+
+def _remove(screen: Screen, reach: "Reach", source: "EntityAddress", keeping: Keeping, **terms: Any) -> int:
+    """Remove messages of one entity, each kept and printed before. Returns the exit code."""
+    from sbpair.cli.commands.remove import kept_file, removal_of, warn_of_cut
+    from sbpair.syphon import runner
+    from sbpair.syphon.run_store import LiveRun
+
+    live, printer = LiveRun(), MessagePrinter(screen, source.path)
+    counted = printer.counted
+    path, no_keep = keeping.keep, keeping.no_keep
+    keep = kept_file(reach, source, live.id, path, no_keep=no_keep, show=printer.show)
+    request = removal_of(reach, source, keep, command=f"receive {source}", lease=False, **terms)
+
+    async def receive(stop: asyncio.Event, hurry: asyncio.Event) -> "SyphonResult":
+        keep.on_failure = stop.set
+        return await runner.run(request, state=reach.owner(source).directory, stop=stop, hurry=hurry, live=live)
+
+    with keep, printer:
+        result = run_gracefully(receive, source.endpoint)
+        receipt = result.receipt
+        counted.not_removed = sum(each.destination is None for each in receipt.doubtful)
+        counted.received, counted.locked = receipt.sent - counted.not_removed, receipt.locked
+        for each in receipt.stayed:
+            screen.warn(f"{each.message_id or each.sequence_number}: {each.reason}")
+        if twice := receipt.doubtful_total - counted.not_removed:
+            screen.warn(f"{plural(twice, 'message')} of an earlier run came again: sbpair runs show {result.run}")
+        printer.place = f"; kept in {keep.id}, {size(keep.size)}" if keep.id and keep.lines else ""
+        if keep.failure is not None:
+            at = f"go on from line {keep.line_number(keep.unshown)} of {keep.id}; what came before may not be read"
+            screen.warn(f"the output was closed: {at if keep.id else 'what was not printed is still there'}")
+            raise keep.failure
+        for _queue, error in result.failures:
+            raise error
+    warn_of_cut(screen, keep)
+    return replace(result, receipt=replace(receipt, locked=0)).exit_code or (3 if counted.not_removed else 0)
 
 
 @contextmanager
@@ -159,7 +220,7 @@ def _refusals_explained(path: str) -> Iterator[None]:
         yield
     except ServiceRefused as error:
         if subscription_of(path) is None and error.condition == NOT_ALLOWED:
-            error.hint = "of a topic, name a subscription: --subscription NAME; queues with sessions are not supported"
+            error.hint = "of a topic, name a subscription: --subscription NAME"
         raise
     except UsageError as error:
         if f"/{TRANSFER_SEGMENT}/" in path.lower():
@@ -206,11 +267,14 @@ def _path(entity: str, subscription: str | None) -> str:
 class MessagePrinter:
     """Prints each message as it arrives, so that it can be completed at once."""
 
-    def __init__(self, screen: Screen, entity: str, counted: "ReceiveCounts", *, forgets: bool) -> None:
+    def __init__(self, screen: Screen, entity: str, *, forgets: bool = False) -> None:
+        from sbpair.message_io.message_json import ReceiveCounts
+
         self._screen = screen
         self._entity = entity
-        self._counted = counted
+        self.counted = ReceiveCounts()
         self._forgets = forgets
+        self.place = ""
         self._shown = 0
 
     def __enter__(self) -> None: ...
@@ -219,16 +283,16 @@ class MessagePrinter:
         """Print the counts, also after an error."""
         if kind is not None and not self._shown:
             return
-        if self._screen.output is Output.JSON:
+        if self._screen.output is Output.JSON and kind is not BrokenPipeError:
             if not self._shown:
                 self._screen.write(self._head())
             from sbpair.cli.results.messages import ReceivedMessages
 
-            whole = encoded(ReceivedMessages("", [], self._counted, removed=True, locked=self._counted.locked))
+            whole = encoded(ReceivedMessages("", [], self.counted, removed=True, locked=self.counted.locked))
             rest = json.dumps({name: whole[name] for name in whole if name not in ("schema", "entity", "messages")})
             self._screen.write(f"], {rest[1:]}")
-        counted = self._counted
-        self._screen.say(f"{plural(counted.received, 'message')} removed")
+        counted = self.counted
+        self._screen.say(f"{plural(counted.received, 'message')} removed{self.place}")
         if counted.duplicates:
             self._screen.say(f"{_copies(counted.duplicates)} removed")
         if counted.not_removed:
@@ -244,8 +308,7 @@ class MessagePrinter:
                 " the same --store file"
             )
 
-    def show(self, message: "Received") -> None:
-        entry: Document = encoded(message)
+    def show(self, entry: Document) -> None:
         if self._screen.output in (Output.JSONL, Output.TSV):
             self._screen.write_value({"schema": SCHEMA, **entry})
         elif self._screen.output is Output.JSON:

@@ -356,7 +356,8 @@ def _moved(run: "RunRecord", receipt: Document) -> Iterator[str]:
         source = {"syphon": SYPHON.source, "redrive": "the dead letters"}.get(run.kind, " ".join(words[1:2]))
         wording = MoveWording(words, source)
         ended = {**receipt, **({"stopped": True} if is_cut else {})}
-        commands = next_commands(ended, f"--{run.settings.get('mode', 'once')}", wording)
+        mode = "" if "keep" in run.settings else f"--{run.settings.get('mode', 'once')}"
+        commands = next_commands(ended, mode, wording)
         warnings = [with_options(text) for text in warnings_of(receipt, wording)]
     yield ""
     yield from receipt_table(receipt, commands if run.ended_ms or is_cut else {}, wording)

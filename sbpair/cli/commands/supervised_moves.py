@@ -16,7 +16,7 @@ from sbpair.cli.commands.pair_answers import PairAnswer, pair_lines, print_answe
 from sbpair.cli.logs import utc
 from sbpair.cli.next_command import about_pair, next_command, with_options
 from sbpair.cli.options import moves
-from sbpair.cli.options.moves import MoveTerms
+from sbpair.cli.options.moves import MoveTerms, RemoveTerms
 from sbpair.cli.render.receipt import SYPHON, MoveWording, receipt_of, warn_of_failures, warnings_of
 from sbpair.cli.render.screen import Screen, plural
 from sbpair.cli.served_ports import open_metrics_port, open_supervision
@@ -76,7 +76,7 @@ class PairMove:
 Move = Callable[[PairMove], Awaitable[None]]
 
 
-def run_move(screen: Screen, only: PairMove, terms: MoveTerms, mode: str, words: MoveWording) -> int:
+def run_move(screen: Screen, only: PairMove, terms: MoveTerms | RemoveTerms, mode: str, words: MoveWording) -> int:
     """Move the messages of one pair, and print the receipt. Returns the exit code."""
     with _moved(screen, [only], terms, mode, words):
         [result] = only.results
@@ -114,14 +114,14 @@ def run_all(screen: Screen, moved: Sequence[PairMove], terms: MoveTerms, mode: s
 def _moved(
     screen: Screen,
     moved: Sequence[PairMove],
-    terms: MoveTerms,
+    terms: MoveTerms | RemoveTerms,
     mode: str,
     words: MoveWording,
     *,
     by_pair: bool = False,
 ) -> Iterator[None]:
     """Move all to the end. The ports are open until the end of the block."""
-    command = f"{words.command[0]} {mode}{' --all-pairs' if by_pair else ''}"
+    command = f"{words.command[0]} {mode}{' --all-pairs' if by_pair else ''}".strip()
     from sbpair.cli.progress.move_progress import SAMPLE_SECONDS, SCHEMA, move_progress
     from sbpair.syphon import runner
 
@@ -137,7 +137,7 @@ def _moved(
 
             # A filter counts for one run.
             where, seconds = request.where, shown.sample_seconds or (SAMPLE_SECONDS if metrics else None)
-            again, where = next_command(words.command[0], *words.command[1:], mode), where and replace(where)
+            again, where = next_command(*words.command, *([mode] if mode else ())), where and replace(where)
             each.request = request = replace(request, sample_seconds=seconds, where=where, command_line=again)
             run = partial(runner.run, request, state=state, stop=each.stop, hurry=hurry)
             each.results.append(await run(on_event=on_event, live=each.live))
@@ -236,7 +236,7 @@ def _board(moved: Sequence[PairMove], since: float, stop: asyncio.Event) -> "Boa
 
 @contextmanager
 def _metrics_of(
-    screen: Screen, lives: Mapping[str, LiveRun], terms: MoveTerms, command: str, *, by_pair: bool
+    screen: Screen, lives: Mapping[str, LiveRun], terms: MoveTerms | RemoveTerms, command: str, *, by_pair: bool
 ) -> "Iterator[HttpPort | None]":
     from sbpair.cli.progress.move_progress import SCHEMA
 

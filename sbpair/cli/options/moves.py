@@ -47,6 +47,14 @@ MAX_DISCARD = option(
 )
 ALLOW_DISCARD = flag("--allow-discard", "Send what topics discard: no subscription takes it")
 ALLOW_DUPLICATE_DETECTION = flag("--allow-duplicate-detection", "Also move what its destination may drop")
+PROGRESS_INTERVAL = duration(
+    "--progress-interval TIME",
+    "Time between reports off a terminal",
+    panel="Output",
+    default="30s",
+    at_least=1,
+    at_most=86_400,
+)
 ARCHIVE = option("--archive PATH|URL", "Directory or URL (s3://…) of the archive", default=...)
 RUN = argument("RUN", "Id of the run, or its beginning", complete=replay_runs)
 QUEUES = option("--queue NAME|INDEX", "Only this backlog queue; repeatable [default: all]", complete=backlog_queues)
@@ -121,14 +129,7 @@ class MoveTerms:
     observe: float | None = duration(
         "--observe TIME", "Time per step [default: 30s]", at_most=86_400, needs="--ramp or --canary"
     )
-    progress_interval: float = duration(
-        "--progress-interval TIME",
-        "Time between reports off a terminal",
-        panel="Output",
-        default="30s",
-        at_least=1,
-        at_most=86_400,
-    )
+    progress_interval: float = PROGRESS_INTERVAL
     metrics_port: int | None = option(
         "--metrics-port PORT",
         "Serve metrics; 0 is a free port",
@@ -192,6 +193,26 @@ class MoveTerms:
             "lease_queue": self.lease,
             "primary_is_back": self.primary_is_back,
         }
+
+
+@option_group
+class RemoveTerms:
+    """The options of a removal. It ends by itself, and serves no port."""
+
+    metrics_port = metrics_address = health_port = None
+
+    keep: Path | None = option("--keep FILE", "Append what is removed to it [default: a new file]")
+    no_keep: bool = flag("--no-keep", "Keep nothing", excludes="--keep")
+    rate: float | None = option(
+        "--rate N[/s|/m|/h]", "Remove N messages at most a second, minute or hour", parse=rate_limit.parse_rate
+    )
+    share: float | None = CREDITS
+    state: Path | None = STATE
+    lease: str | None = LEASE
+    no_lease: bool = NO_LEASE
+    no_wait_for_locks: bool = NO_WAIT_FOR_LOCKS
+    max_skipped: int | None = MAX_SKIPPED
+    progress_interval: float = PROGRESS_INTERVAL
 
 
 @option_group

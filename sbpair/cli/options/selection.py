@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from sbpair.move.filter import MessageFilter
 
 STATES = ", ".join(MessageState)
-WHERE = option("--where SQL", "Only messages that match; the others stay", excludes="--remove")
+WHERE = option("--where SQL", "Only messages that match; the others stay")
 
 
 @option_group
@@ -23,11 +23,9 @@ class ChosenMessages:
     in_state: MessageState | None = option("--messages STATE", STATES, excludes="--dead-letters")
     where: str | None = WHERE
     sequence: SequenceRanges | None = option(
-        "--sequence N,N-N", "Only these sequence numbers", parse=SequenceRanges.read, excludes="--remove"
+        "--sequence N,N-N", "Only these sequence numbers", parse=SequenceRanges.read
     )
-    older_than: float | None = duration(
-        "--older-than TIME", "Only messages enqueued longer ago than that", excludes="--remove"
-    )
+    older_than: float | None = duration("--older-than TIME", "Only messages enqueued longer ago than that")
 
     @property
     def state(self) -> MessageState | None:

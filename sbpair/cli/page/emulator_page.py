@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any, Final
 
 from sbpair import backlog
-from sbpair.amqp.types import Int, Timestamp
 from sbpair.amqp_client.client import connect
 from sbpair.amqp_server.refusals import ServiceError
 from sbpair.azure.atom import open_atom
@@ -201,15 +200,10 @@ class EmulatorActs:
 
 async def _delete_messages(entity: EntityAddress) -> Document:
     """Delete the messages of an entity that are neither locked, deferred nor scheduled."""
-    deleted, wanted = 0, {"message-count": Int(MAX_DELETED), "enqueued-time-utc": Timestamp(MAX_MS)}
+    deleted = 0
     async with connect(entity.endpoint) as client:
-        while True:
-            answer = await client.request(entity.path, "batch-delete-messages", dict(wanted))
-            if answer.status != 200:
-                break
-            deleted += int(answer.body.get("message-count") or 0)
-    if answer.status != 204:
-        raise ServiceRefused(answer.description, hint=f"{deleted} messages were deleted before that")
+        while count := await client.delete_batch(entity.path, MAX_DELETED, MAX_MS):
+            deleted += count
     return {"deleted": deleted}
 
 

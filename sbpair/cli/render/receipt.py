@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sbpair.cli.next_command import next_command, way_back
 from sbpair.cli.options.moves import MoveTerms
 from sbpair.cli.options.selection import Selection
-from sbpair.cli.render.screen import Screen, clean, plural, some, spoken
+from sbpair.cli.render.screen import Screen, clean, plural, size, some, spoken
 from sbpair.cli.render.table import columns, limited, wrapped
 from sbpair.model.document import encoded
 from sbpair.model.message_state import parent_path
@@ -68,10 +68,14 @@ def receipt_of(result: "SyphonResult", mode: str, words: MoveWording) -> "tuple[
 
 def receipt_table(receipt: Mapping[str, Any], commands: Mapping[str, str], words: MoveWording) -> Iterator[str]:
     """Yield a receipt as text, with the commands to go on with. Those of earlier versions have fewer keys."""
-    counted = [(name.replace("_", " "), receipt.get(name, 0)) for name in ("received", *BUCKETS)]
+    kept = receipt.get("kept")
+    names = {name: name.replace("_", " ") for name in ("received", *BUCKETS)} | ({"sent": "removed"} if kept else {})
+    counted = [(shown, receipt.get(name, 0)) for name, shown in names.items()]
     locked = [("left locked", receipt["locked"])] if receipt.get("locked") else []
     if "received" in receipt:
         yield from columns([("MESSAGES", "COUNT"), *counted, *locked])
+    if kept and kept["messages"]:
+        yield from wrapped(f"{plural(kept['messages'], 'message')} kept in {kept['file']}, {size(kept['bytes'])}")
     yield from filter_lines(receipt)
     yield from breakdown(receipt)
     if limit := receipt.get("limit"):
@@ -134,7 +138,7 @@ def next_commands(receipt: Mapping[str, Any], mode: str, words: MoveWording) -> 
         held = any(each["held"] and each["dead_lettered"] for each in receipt.get("missing_destinations", ()))
         skipped = any("--max-skipped" in each.get("hint", "") for each in failures)
         without = {"no_wait_for_locks", *(["max_skipped"] if skipped else ())}
-        modes = (mode, *(("--max-missing", "0") if held else ()))
+        modes = (*([mode] if mode else ()), *(("--max-missing", "0") if held else ()))
         commands["to continue"] = next_command(words.command[0], *words.command[1:], *modes, without=without)
     if destinations := (receipt.get("ramp") or {}).get("destinations"):
         side = words.command[-1].rpartition(":")[0]
@@ -242,7 +246,7 @@ def _ramp_rows(ramp: Mapping[str, Any]) -> Iterator[tuple[object, ...]]:
 
 
 def filter_lines(counts: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what the filter of a receipt or a forecast chose, if it had one."""
+    """Yield the choice of the filter of a receipt or a forecast, if it had one."""
     if where := counts.get("where"):
         text = _cut(where["text"])
         whole = plural(counts.get("received", where["chosen"] + where["skipped"]), "message")

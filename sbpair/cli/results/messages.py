@@ -52,6 +52,19 @@ class ReceivedMessages:
     ] = None
 
 
+@document("sbpair/remove-preview/1")
+class RemovePreview:
+    """The count of sbpair remove --dry-run, with the messages that other receivers have locked now."""
+
+    namespace: Annotated[str, "Name of the namespace"]
+    entity: Annotated[str, "Queue, subscription or dead-letter queue"]
+    messages: Annotated[int, "Messages that would be removed"]
+    bytes: Annotated[int, "Their encoded size"]
+    oldest_at: Annotated[str | None, "When the first of them was enqueued; null for none"]
+    newest_at: Annotated[str | None, "When the last of them was enqueued; null for none"]
+    keep: Annotated[str | None, "File to which they would be written; null with --no-keep"]
+
+
 class DeadLetterMessage(NamedTuple):
     """A dead letter."""
 

@@ -28,6 +28,9 @@ WRAPPED_MAX_TTL_MS = 922_337_203_685_477 % 2**32
 OTHERS = "*"
 """The name of all destinations that are not counted one by one: not a valid path."""
 
+REMOVED = "removed"
+"""The destination of removed messages in receipts, whether they are kept in a file or not."""
+
 
 @dataclass(frozen=True, slots=True)
 class MessageForm:
@@ -226,8 +229,18 @@ def waited_ms(facts: Facts, now_ms: int) -> int:
     return max(0, now_ms - max(facts.enqueued_at, facts.scheduled_at or 0))
 
 
+def remove_all(many: Sequence[Facts]) -> list[Route]:
+    """Return the decisions of a run that removes messages: each goes to the kept file, as it is."""
+    return [_REMOVE] * len(many)
+
+
+_REMOVE = Send(REMOVED, None, None, None)
+
+
 def refused(destination: str, why: str) -> DeadLetter:
     """Return the decision for a message that its destination refuses for good."""
+    if destination == REMOVED:
+        return DeadLetter(NotSentReason.REFUSED, f"it cannot be kept: {why}")
     return DeadLetter(NotSentReason.REFUSED, f"{destination!r} refused the message: {why}")
 
 

@@ -121,14 +121,17 @@ class NewMessages:
     """The messages that were enqueued after a run began: it need not move them.
 
     Invariant: messages are stamped by the service's clock, so none counts as new before the run's start is known by it.
+    All after `until_ms` are, if that is given.
     """
 
-    def __init__(self) -> None:
-        self._from_ms = math.inf
+    def __init__(self, until_ms: int | None = None) -> None:
+        self._until_ms = until_ms
+        self._from_ms = math.inf if until_ms is None else until_ms
 
     def note_start(self, started_ms: int) -> None:
         """Take note of when the run began by the service's clock, in ms since 1970."""
-        self._from_ms = started_ms + CLOCKS_DIFFER_MS
+        if self._until_ms is None:
+            self._from_ms = started_ms + CLOCKS_DIFFER_MS
 
     def include(self, enqueued_ms: int) -> bool:
         """Return whether a message enqueued at this time is new."""
