@@ -133,7 +133,7 @@ def removal_of(reach: "Reach", source: "EntityAddress", keep: "KeptFile", **sett
         once=True,
         owner=owner.ends,
         source=source.path,
-        state=source.state,
+        messages=source.state,
         sessions=checked_ends(source).sessions,
         names=(str(source), "removed"),
         keep=keep,
