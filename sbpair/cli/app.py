@@ -33,7 +33,7 @@ GROUPS = {
         "syphon": "Move stranded messages from the backlog queues back to the primary.",
         "move": "Move messages from any queue or subscription to any queue or topic.",
         "redrive": "Move the dead letters of an entity back to where they came from.",
-        "remove": "Remove messages of any queue or subscription, and keep them in a file.",
+        "remove": "Remove messages of any queue or subscription; a file keeps them.",
         "replay": "Move a large backlog with Spark: archive, send and prove it.",
         "service": "Print definitions of services that start a syphon, and of alerts.",
         "runs": "Show and report earlier runs; pause, resume and cancel running ones.",

@@ -95,7 +95,7 @@ def test_options_follow_one_convention(name: str) -> None:
     assert text.count(" -n, ") == len(number)
     # A default has one form, and no prose of its own.
     assert not re.search(r"\([0-9]+\)|by itself|\(default|defaults to", flat)
-    named = "[env: SBPAIR_PRIMARY_NAMESPACE, _CONNECTION_STRING, …]"
+    named = "[env: SBPAIR_PRIMARY_NAMESPACE, …]"
     assert ("--primary NAMESPACE" in text) == (named in flat)
     assert ("--secondary NAMESPACE" in text) == ("[env: SBPAIR_SECONDARY_…, the same]" in flat)
 

@@ -45,7 +45,7 @@ def command(
     connection: NamespaceSelection,
     screen: Screen,
 ) -> int:
-    """Remove messages of any queue or subscription, and keep them in a file.
+    """Remove messages of any queue or subscription; a file keeps them.
 
     Counts them, asks, and writes each to the file before it is removed there: whole lines, on the disk, which sbpair
     send takes. Messages that arrive after the count stay, as do those that do not match, with their delivery counts.
