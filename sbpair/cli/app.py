@@ -181,7 +181,6 @@ def root(
     ] = False,
 ) -> None:
     """Recover stranded messages of Azure Service Bus paired namespaces, send during outages, and rehearse them.
-
     Start with: sbpair drill
 
     Options win over SBPAIR_ variables, and these over the configuration file. Connection strings come only from the

@@ -28,7 +28,7 @@ def printed_by(line: str, act: Callable[..., str], *arguments: Any, **options: A
 @pytest.mark.parametrize(
     ("more", "printed"),
     [
-        (0, "redrive --backlog --count 5 --rate 9 --state s --no-lease --where x --max-skipped 7"),
+        (0, "redrive --backlog --count 5 --where x --rate 9 --state s --no-lease --max-skipped 7"),
         (1, "replay run --dead-letters --archive DIR --count 5 --rate 9 --state s --no-lease --no-wait-for-locks"),
     ],
 )
