@@ -37,7 +37,8 @@ async def run(emulator: Emulator, state: Path, *words: str, kill: tuple[str, ...
     keep = ("--keep", str(state / "kept.jsonl"))
     program = ("-m", "tests.faults.killed_at_journal" if kill else "sbpair")
     process = await start(*kill, *words, *keep, env=environment(emulator, XDG_STATE_HOME=str(state)), program=program)
-    return process.returncode, *await finished(emulator, process)
+    out, err = await finished(emulator, process)
+    return process.returncode, out, err
 
 
 async def kill_and_count(command: str, when: str, nth: int, state: Path) -> None:
