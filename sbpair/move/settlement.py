@@ -150,7 +150,8 @@ class Settlement:
             self._context.tally.sent(self._source.queue, destination, len(batch.messages), batch.size)
             self.spend("sent", batch.messages)
             self._accepted.add(batch.messages)
-            self._name_renumbered(batch.messages, batch.batch.numbers)
+            if self._context.record_renumbered is not None:
+                self._name_renumbered(batch.messages, batch.batch.numbers)
         self._context.journal.note_accepted([batch.number for batch in batches])
 
     def end_already_sent(self, message: ReceivedMessage) -> None:
@@ -160,13 +161,12 @@ class Settlement:
     def complete_already_sent(self, message: ReceivedMessage) -> None:
         """Complete a message that the destination accepted before."""
         self._context.tally.ended(self._source.queue, "already_sent")
-        self._name_renumbered([message], ())
+        if self._context.record_renumbered is not None:
+            self._name_renumbered([message], ())
         self._spawn(self._complete([message]), message)
 
     def _name_renumbered(self, messages: Sequence[ReceivedMessage], numbers: Sequence[int]) -> None:
         """Name messages that applications know by their numbers, with the new ones where these are known."""
-        if self._context.record_renumbered is None:
-            return
         for message, number in zip_longest(messages, numbers):
             facts = message.facts
             old = facts.queue, facts.sequence_number, facts.message_id
