@@ -51,7 +51,7 @@ GROUPS = {
         "entities": "List the queues and topics of both namespaces with their counts.",
         "audit": "Compare backlog queues with the expected ones; count messages.",
         "sessions": "List the sessions of a queue or subscription; show or clear the state of one.",
-        "deadletters": "Show the dead letters of the backlog queues and their reasons.",
+        "deadletters": "Show dead letters and their reasons.",
         "page": "Show both namespaces and the runs in a browser.",
     },
     "Plan": {

@@ -20,10 +20,10 @@ from sbpair.amqp_client.client import GetToken, connect
 from sbpair.errors import SbpairError, ServiceRefused, UsageError
 from sbpair.management.calls import gather_all
 from sbpair.message_io.message_fields import readable
-from sbpair.model.message_state import MessageState, parent_path, split_state
+from sbpair.model.message_state import MessageState, dead_letters_of, split_state
 from sbpair.model.sequence_ranges import MAX_SEQUENCE
 from sbpair.move.message.dead_letters import cause_in
-from sbpair.move.message.envelope import ACTIVE, DEFERRED, SCHEDULED, message_state
+from sbpair.move.message.envelope import ACTIVE, DEFERRED, SCHEDULED, dead_letter_source, message_state
 from sbpair.move.peek.peeker import OnMessage, Peeked, PeekedMessage, Peeker, PeekPosition
 
 if TYPE_CHECKING:
@@ -72,11 +72,11 @@ class PeekResult:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterCount:
-    """Dead letters of a backlog queue with the same reason and destination; at least so many unless `exact`."""
+    """Dead letters of an entity with the same reason and destination; at least so many unless `exact`."""
 
     queue: str
     reason: Annotated[str | None, "Reason", {"examples": ["DestinationNotFound"]}]
-    destination: Annotated[str | None, "Destination; null if it cannot be read"]
+    destination: Annotated[str | None, "Destination, or where it died before it was forwarded; null if unknown"]
     messages: Annotated[int, "Dead letters, at least so many if exact is false"]
     oldest_seconds: Annotated[float | None, "Age of the oldest; null if unknown"]
     exact: Annotated[bool, "Whether messages is exact"]
@@ -228,12 +228,13 @@ async def count_dead_letters(
 
         async def take(message: PeekedMessage) -> None:
             if keep is None or keep(message):
-                messages[cause_in(message.sections).reason, message.facts.path].append(message.facts.enqueued_at)
+                place = message.facts.path or dead_letter_source(message.sections)
+                messages[cause_in(message.sections).reason, place].append(message.facts.enqueued_at)
 
         async with slots:
             position = PeekPosition(source.path)
             await peek(source, position, limit, take)
-        queue = parent_path(source.path)
+        queue = dead_letters_of(source.path)
         found[queue] = [
             DeadLetterCount(queue, *cause, len(times), _age(min(times)), position.ended)
             for cause, times in messages.items()
@@ -241,7 +242,7 @@ async def count_dead_letters(
 
     async with open_peek(ends, on_event) as peek:
         await gather_all(group(peek, source) for source in sources)
-    return [each for source in sources for each in found[parent_path(source.path)]]
+    return [each for source in sources for each in found[dead_letters_of(source.path)]]
 
 
 def _age(at_ms: int) -> float | None:

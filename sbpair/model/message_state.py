@@ -51,3 +51,9 @@ def is_dead_letter_path(path: str) -> bool:
 def parent_path(path: str) -> str:
     """Return the entity of a dead-letter queue; any other path unchanged."""
     return split_state(path)[0]
+
+
+def dead_letters_of(path: str) -> str:
+    """Return the name of a dead-letter queue in lists: its entity, unless its messages could not be forwarded."""
+    entity, state = split_state(path)
+    return path if state == MessageState.TRANSFER_DEAD else entity

@@ -68,25 +68,25 @@ class RemovePreview:
 class DeadLetterMessage(NamedTuple):
     """A dead letter."""
 
-    queue: Annotated[str, "Path of the backlog queue", QUEUE]
+    queue: Annotated[str, "Path of the queue or subscription", QUEUE]
     message: Annotated[RenderedMessage[None], SPREAD]
 
 
 @document("sbpair/deadletters-show/1", "messages")
 class ShownDeadLetters:
-    """Dead letters of the backlog queues. JSON Lines have one message each."""
+    """Dead letters. JSON Lines have one message each."""
 
     total: Annotated[PeekedTotal, SPREAD]
     messages: Annotated[list[DeadLetterMessage], "Messages"]
 
 
-class BacklogDeadLetters(NamedTuple):
-    """Dead letters of a backlog queue."""
+class ListedDeadLetters(NamedTuple):
+    """Dead letters of an entity with one reason and destination."""
 
     group: Annotated[DeadLetterCount, SPREAD]
 
     @property
-    def queue(self) -> Annotated[str, "Path of the backlog queue", QUEUE]:
+    def queue(self) -> Annotated[str, "Path of the queue or subscription", QUEUE]:
         return self.group.queue
 
 
@@ -103,14 +103,14 @@ class DeadLetterTotal(NamedTuple):
 
 @document("sbpair/deadletters-list/1", "groups")
 class DeadLetterList:
-    """Dead letters by backlog queue, reason and destination. JSON Lines have one group each."""
+    """Dead letters by queue or subscription, reason and destination. JSON Lines have one group each."""
 
     total: Annotated[DeadLetterTotal, SPREAD]
-    groups: Annotated[list[BacklogDeadLetters], "Groups"]
+    groups: Annotated[list[ListedDeadLetters], "Groups"]
 
 
 def dead_letter_list(groups: Sequence[DeadLetterCount]) -> DeadLetterList:
-    return DeadLetterList(DeadLetterTotal.of(groups), list(map(BacklogDeadLetters, groups)))
+    return DeadLetterList(DeadLetterTotal.of(groups), list(map(ListedDeadLetters, groups)))
 
 
 @document("sbpair/redrive-reasons/1", "groups")
