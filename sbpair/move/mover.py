@@ -42,7 +42,7 @@ class Mover:
         self._latch = FailureLatch(source.interrupt)
         self._skipped = SkippedMessages() if skipped is None else skipped
         self._settlement = Settlement(source, tasks, context, self._latch, self._skipped)
-        terms = (context.duplicate_window_ms, context.renames, context.default_ttl_ms)
+        terms = (context.duplicate_windows, context.renames, context.default_ttl_ms)
         route = remove_all if context.removes else router(context.ttl, self._service_ms, *terms)
         new_sender = partial(
             DestinationSender,

@@ -89,13 +89,13 @@ class ForecastBuilder:
         self,
         ttl: TimeToLive,
         now_ms: int,
-        duplicate_window_ms: int = 0,
+        duplicate_windows: Mapping[str, int] | None = None,
         renames: Renames | None = None,
         default_ttl_ms: int | None = None,
     ) -> None:
         self._default_ttl_ms = default_ttl_ms
         self.default_ttl = 0  # messages that the source would deliver with its default time to live
-        self._route = router(ttl, lambda: now_ms, duplicate_window_ms, renames)
+        self._route = router(ttl, lambda: now_ms, duplicate_windows, renames)
         self.now_ms = now_ms
         self._flows: dict[tuple[str, str | None], FlowStats] = {}
         self._dead_letters: dict[tuple[str, str], DeadLetterGroup] = {}

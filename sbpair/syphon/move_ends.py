@@ -5,20 +5,42 @@ Each refusal says what to do. Without permission, the safer of two values is ass
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from sbpair.amqp_client.client import AmqpClient, GetToken, connect
-from sbpair.errors import AccessError, EntityMissing, SbpairError, ServiceRefused, Unavailable, UsageError
+from sbpair.errors import (
+    AccessError,
+    EntityMissing,
+    ProtocolError,
+    SbpairError,
+    ServiceRefused,
+    Unavailable,
+    UsageError,
+)
 from sbpair.model.entities import Queue, Subscription, Topic, subscription_of
 from sbpair.model.message_state import ASIDE, MessageState, is_dead_letter_path, parent_path, path_of
 from sbpair.model.pair import Endpoint, Ends
+from sbpair.model.sequence_ranges import MAX_SEQUENCE
+from sbpair.move.message.envelope import (
+    ACTIVE,
+    SCHEDULED,
+    dead_letter_source,
+    message_state,
+)
+from sbpair.move.peek.peeker import PeekedMessage, Peeker, PeekPosition
 from sbpair.timespan import TICKS_PER_DAY, TICKS_PER_MS, TIMESPAN_MAX_DAYS, ticks
 
 if TYPE_CHECKING:
     from sbpair.azure.atom import AtomNamespace
+    from sbpair.model.retries import Retrying
+    from sbpair.move.filter import MessageFilter
+    from sbpair.move.peek.peeker import OnMessage, Peeked
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +83,13 @@ class EntityAddress(NamedTuple):
         """Return whether both are one entity: the service ignores the case of paths."""
         return self.same_namespace(other) and self.path.lower() == other.path.lower()
 
+    def comes_from(self, other: EntityAddress) -> bool:
+        """Return whether these are dead letters of a queue, or of a topic's subscription."""
+        subscription = subscription_of(self.parent)
+        return self.is_dead_letters and other.equals(
+            self._replace(path=subscription.topic if subscription else self.parent)
+        )
+
     def same_namespace(self, other: EntityAddress) -> bool:
         return self.endpoint.authority.lower() == other.endpoint.authority.lower()
 
@@ -91,6 +120,51 @@ class CheckedEnds(NamedTuple):
     sessions: bool
     duplicate_window_ms: int | None = 0
     default_ttl_ms: int | None = None
+
+
+class CheckedReturn(NamedTuple):
+    """Facts of a move back: of each destination, by origin, and which session would lose its order.
+
+    With `origins`, these lead from each DeadLetterSource to where its messages go, as a MessageForm has them.
+    """
+
+    ends: CheckedEnds
+    destinations: Mapping[EntityAddress, CheckedEnds]
+    origins: Mapping[str, str] | None = None
+    disorder: str = ""
+
+
+async def check_return(
+    source: EntityAddress,
+    destination: EntityAddress | None,
+    get_token: GetToken | None,
+    where: MessageFilter | None,
+    on_event: Callable[[Peeked | Retrying], object],
+    *,
+    all_subscriptions: bool = False,
+    allow_discard: bool = False,
+) -> CheckedReturn:
+    """Check, as `check_ends`, dead letters that go back: to `destination`, or each as its DeadLetterSource says.
+
+    Such an entity that does not exist is no error: the run names its messages.
+    """
+    ends = await check_ends(source, destination, get_token, allow_discard=allow_discard)
+    reader = DeadLetterReader(source, get_token, on_event)
+    found = await reader.origins(where, by_source=destination is None)
+    disorder = await reader.disorder(found)
+    if destination is not None:
+        return CheckedReturn(ends, {destination: ends}, None, disorder)
+    origins, destinations = dict[str, str](), dict[EntityAddress, CheckedEnds]()
+    for path in found:
+        subscription = subscription_of(path)
+        origins[path] = path if subscription is None else subscription.topic if all_subscriptions else ""
+        if origins[path]:
+            address = source._replace(path=origins[path], state=MessageState.ACTIVE)
+            check_names(source, address)
+            with suppress(EntityMissing):
+                destinations[address] = await check_ends(source, address, get_token, allow_discard=allow_discard)
+    ends = next(iter(destinations.values()), ends)
+    return CheckedReturn(ends, destinations, origins, disorder)
 
 
 async def check_ends(
@@ -135,6 +209,90 @@ async def check_ends(
             return CheckedEnds(has_sessions, None, default_ms)
     window = ticks(found.duplicate_detection_history_time_window) // TICKS_PER_MS
     return CheckedEnds(has_sessions, window if found.requires_duplicate_detection else 0, default_ms)
+
+
+Origins = Mapping[str, Mapping[str, int]]
+"""The sessions of dead letters, in lower case, by the entity that they came from, with the lowest number of each."""
+
+
+class DeadLetterReader:
+    """Peeks the dead letters of a source, and the sessions that they go back to. Locks nothing."""
+
+    def __init__(
+        self, source: EntityAddress, get_token: GetToken | None, on_event: Callable[[Peeked | Retrying], object]
+    ) -> None:
+        self._source = source
+        self._get_token = get_token
+        self._on_event = on_event
+
+    async def origins(self, where: MessageFilter | None, *, by_source: bool) -> Origins:
+        """Return where the messages came from that a filter chooses: with `by_source`, as their DeadLetterSource says.
+
+        The number is then 0: those of the central queue and of the origin do not compare.
+        """
+        found: dict[str, dict[str, int]] = {}
+        chosen = None if where is None else replace(where, chosen=0, failures=0, first_failure="")
+
+        async def take(message: PeekedMessage) -> None:
+            facts, sections = message
+            if message_state(sections) != ACTIVE:
+                return
+            if chosen is not None and not chosen.matches_peeked(facts, sections, int(time.time() * 1000)):
+                return
+            path = dead_letter_source(sections) if by_source else self._source.parent
+            if path is None:
+                return
+            sessions = found.setdefault(path.lower(), {})
+            if (session := _session_of(message)) is not None:
+                number = 0 if by_source else facts.sequence_number
+                sessions[session] = min(sessions.get(session, number), number)
+
+        await self._peek(self._source.path, 0, take, bodies=where is not None)
+        return found
+
+    async def disorder(self, origins: Origins) -> str:
+        """Return which session would lose its order: one that has newer messages in an origin; "" for none.
+
+        An origin without sessions, or that cannot be read, has none.
+        """
+        for path, sessions in origins.items():
+            with suppress(SbpairError):
+                if found := await self._newer(path, sessions):
+                    return found
+        return ""
+
+    async def _newer(self, path: str, sessions: Mapping[str, int]) -> str:
+        async with connect(self._source.endpoint, get_token=self._get_token) as client:
+            if not sessions or not await _needs_session(client, path):
+                return ""
+
+        async def take(message: PeekedMessage) -> None:
+            session = _session_of(message)
+            is_newer = session is not None and message.facts.sequence_number > sessions.get(session, MAX_SEQUENCE)
+            if is_newer and message_state(message.sections) != SCHEDULED:
+                raise _Newer(session)
+
+        try:
+            await self._peek(path, min(sessions.values()), take, bodies=False)
+        except _Newer as found:
+            return f"session {found.args[0]!r} of {path} has newer messages"
+        return ""
+
+    async def _peek(self, path: str, start: int, take: OnMessage, *, bodies: bool) -> None:
+        peeker = Peeker(self._source.endpoint, self._get_token, asyncio.sleep, self._on_event, bodies=bodies)
+        await peeker.peek(PeekPosition(path, start), take)
+
+
+class _Newer(Exception):
+    """A session has a newer message than a dead letter of it."""
+
+
+def _session_of(message: PeekedMessage) -> str | None:
+    try:
+        session = message.sections.read_properties().group_id
+    except ProtocolError:
+        return None
+    return session and session.lower()
 
 
 async def _default_ttl_ms(control: AtomNamespace, path: str) -> int | None:

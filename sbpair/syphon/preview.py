@@ -92,15 +92,15 @@ async def make_forecast(
         spent = None if request.credits is None else effective.source_credits
         peeker = Peeker(ends.source, get_token, sleep, on_event, form=request.form, credits=spent, clock=clock)
         builder = ForecastBuilder(
-            request.ttl, int(now() * 1000), request.duplicate_window_ms, request.renames, request.default_ttl_ms
+            request.ttl, int(now() * 1000), request.duplicate_windows, request.renames, request.default_ttl_ms
         )
         absent = MissingDestinations(None) if request.keeps_refused else request.missing()
         scan = _PreviewScan(builder, lookup, peeker, aside, absent, left, request.form, request.where)
         scan.state = request.messages
         on_event(found)
         await scan.run(tuple(only) or found.queues)
-        if request.form.destination is None and ends.same:
-            scan.notes += [text async for text in _ways_back(lookup.entities(), destinations, ends.backlog_of)]
+        if request.kept_out:
+            scan.notes += [text async for text in _ways_back(lookup.entities(), destinations, request.kept_out)]
     if not scan.found:
         raise scan.missing if scan.missing and request.source else none_found(ends)
     absent.note_left("", scan.waiting)

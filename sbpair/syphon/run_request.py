@@ -121,7 +121,7 @@ class RunRequest:
     every message that was there at its start is settled or held. `backlog_queues` is the number of queues to move
     without the Manage claim. `sessions` is whether the source has sessions. A run ends after `max_messages` were sent.
     With `keeps_refused`, a message that the destination refuses stays in its source, and so does one that was enqueued
-    within the last `duplicate_window_ms`: the destination may know its id. `default_ttl_ms` is the source's; None for
+    within the window of a destination, as `router` has them. `default_ttl_ms` is the source's; None for
     none, or if unknown.
 
     `ordered` keeps the order of a queue's messages for a destination. `rate` is in messages a second. `credits` is in
@@ -147,6 +147,7 @@ class RunRequest:
     ends if that lease is lost.
 
     After runs `to` another namespace, one to the pair's primary is refused until one with `primary_is_back`.
+    `disorder` is which session a redrive would put out of order: that is refused, and a preview names it.
     `command_line` moves the same messages with the same options, and holds no secret.
 
     With `keep`, messages go to that file, and nowhere else. Those that were enqueued after `until_ms`, in ms since 1970
@@ -166,7 +167,7 @@ class RunRequest:
     sessions: bool = False
     max_messages: int | None = None
     keeps_refused: bool = False
-    duplicate_window_ms: int = 0
+    duplicate_windows: Mapping[str, int] | None = None
     default_ttl_ms: int | None = None
     names: tuple[str, str] | None = None
     ordered: bool = True
@@ -187,6 +188,7 @@ class RunRequest:
     lease: bool = True
     lease_queue: str | None = None
     primary_is_back: bool = False
+    disorder: str = ""
     command_line: str = ""
     keep: KeptFile | None = None
     until_ms: int | None = None

@@ -94,7 +94,7 @@ async def run(
             keeps_refused=request.keeps_refused,
             chosen=request.choose,
             max_skipped=request.max_skipped,
-            duplicate_window_ms=request.duplicate_window_ms,
+            duplicate_windows=request.duplicate_windows,
             default_ttl_ms=request.default_ttl_ms,
             traced=live.traced,
             renames=request.renames,

@@ -37,7 +37,7 @@ from sbpair.replay.archive import Archive
 from sbpair.runs.database import RunDatabase
 from sbpair.runs.run_log import RunEntry
 from sbpair.syphon.run_request import RunTimings
-from sbpair.testing import EmulatorThread, QueueDescription
+from sbpair.testing import EmulatorThread, QueueDescription, SubscriptionDescription
 from tests.cli.relay_world import RelayWorld
 from tests.kit import replay_archives
 from tests.kit.command import Here, captured, environment, untimed
@@ -141,10 +141,13 @@ class Session:
         return _steady(text.replace(str(self._home), "~"))
 
     def _queue(self, side: str, path: str, *terms: str) -> None:
-        """Create a queue: `sessions`, `dedup` or `to=NAME` describe it."""
-        forward = next((each.removeprefix("to=") for each in terms if each.startswith("to=")), None)
+        """Create a queue: `sessions`, `dedup`, `to=NAME` or `dead=NAME` describe it."""
+        forwards = dict(each.split("=") for each in terms if "=" in each)
         description = QueueDescription(
-            requires_session="sessions" in terms, requires_duplicate_detection="dedup" in terms, forward_to=forward
+            requires_session="sessions" in terms,
+            requires_duplicate_detection="dedup" in terms,
+            forward_to=forwards.get("to"),
+            forward_dead_lettered_messages_to=forwards.get("dead"),
         )
         self._namespaces[side].create_queue(path, description)
 
@@ -154,9 +157,12 @@ class Session:
         queue.update(replace(queue.description, status=status))
 
     def _topic(self, side: str, name: str, *subscriptions: str) -> None:
+        """Create a topic; `dead=NAME` collects the dead letters of its subscriptions."""
         topic = self._namespaces[side].create_topic(name)
+        dead = next((each.removeprefix("dead=") for each in subscriptions if each.startswith("dead=")), None)
         for each in subscriptions:
-            topic.create_subscription(each)
+            if "=" not in each:
+                topic.create_subscription(each, SubscriptionDescription(forward_dead_lettered_messages_to=dead))
 
     def _put(self, side: str, path: str, *ids: str) -> None:
         """Store messages, also `m1..m9`.
@@ -189,9 +195,13 @@ class Session:
     def _bury(self, side: str, path: str, reason: str, *ids: str) -> None:
         """Store messages, and dead-letter them; the reason `-` is none."""
         self._put(side, path, *ids)
-        queue = self._entity(side, path)
-        for locked in queue.messages.receive(sum("=" not in each for word in ids for each in _spread(word))):
-            queue.messages.dead_letter(locked.lock_token, None if reason == "-" else reason, "why")
+        messages = self._entity(side, path).messages
+        session = next((each.removeprefix("session=") for each in ids if each.startswith("session=")), None)
+        held = messages if session is None else messages.accept(session)
+        for locked in held.receive(sum("=" not in each for word in ids for each in _spread(word))):
+            messages.dead_letter(locked.lock_token, None if reason == "-" else reason, "why")
+        if session is not None:
+            held.close()
 
     def _defer(self, side: str, path: str, number: str) -> None:
         """Defer the message of a sequence number, and give the others back."""

@@ -52,7 +52,8 @@ BODIES = st.one_of(
     st.sampled_from([0, 5, 300]).map(lambda size: section(DATA, b"\xb0" + size.to_bytes(4) + b"y" * size)),
     st.sampled_from([value_body("text"), data_body(b"one") + data_body(b"two"), b""]),
 )
-FORMS = st.sampled_from([BACKLOG, BACKLOG, BACKLOG_DEAD_LETTERS, kept_for("orders"), kept_for("a" * 200)])
+BY_SOURCE = replace(kept_for(""), origins={"key": "orders", "another": ""})
+FORMS = st.sampled_from([BACKLOG, BACKLOG, BACKLOG_DEAD_LETTERS, BY_SOURCE, kept_for("orders"), kept_for("a" * 200)])
 CAUSES = st.sampled_from(["DeadLetterReason", "DeadLetterErrorDescription"])
 OWN_VALUES = st.none() | TEXT | st.integers(0, 9).map(Int) | st.binary(max_size=300)
 OWN = st.lists(st.tuples(TEXT | CAUSES, OWN_VALUES), max_size=3)
@@ -81,7 +82,7 @@ def backlog_copy(
     sequence += 1_000
     annotations = numbers(sequence, NOW + sequence, NOW + 60_000 + sequence)
     if extra is not None:
-        annotations.append((Symbol("x-opt-partition-key"), extra))
+        annotations += [(Symbol(f"x-opt-{name}"), extra) for name in ("partition-key", "deadletter-source")]
     pairs = [*own, *(write_aliases(aliases) if aliases else {}).items()]
     return Sections(
         header=Header(ttl=ttl, delivery_count=0).encode(),

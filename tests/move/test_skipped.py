@@ -284,7 +284,7 @@ async def test_redelivery_of_a_chosen_message_is_not_skipped_while_it_is_sent() 
 
 @pytest.mark.parametrize(("now_ms", "sent"), [(600_000, 0), (600_001, 1)])
 async def test_message_that_its_destination_may_have_seen_stays(now_ms: int, sent: int) -> None:
-    context = fast_context(keeps_refused=True, duplicate_window_ms=600_000, now_ms=lambda: now_ms)
+    context = fast_context(keeps_refused=True, duplicate_windows={"orders": 600_000}, now_ms=lambda: now_ms)
     await skip_and_move(Memory(), [1], context)
     receipt = receipt_of(context)
     assert (receipt.sent, receipt.skipped, len(receipt.stayed)) == (sent, 1 - sent, 1 - sent)

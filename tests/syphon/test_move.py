@@ -82,7 +82,9 @@ async def test_forecast_has_until_when_possible_duplicates_stay() -> None:
             put(takes, numbered(number, "orders"))
         w.create("queue", "to")
         terms = move_terms("redrive", kept_for("to"), path)
-        forecast = await make_forecast(RunRequest(ends=w.address(path).alone, duplicate_window_ms=600_000, **terms))
+        forecast = await make_forecast(
+            RunRequest(ends=w.address(path).alone, duplicate_windows={"to": 600_000}, **terms)
+        )
         assert ids(has) == ["m0", "m1", "m2"]
     [group] = forecast.dead_letters
     until = datetime.fromisoformat(group.description.rpartition(" until ")[2])

@@ -1,7 +1,8 @@
 """`sbpair syphon`, `move` and `redrive`: the ends of a move, its options, and its forecast."""
 
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sbpair import backlog
 from sbpair.cli.command_loop import run, suggest_entities
@@ -18,16 +19,17 @@ from sbpair.cli.options.values import ALL_PAIRS, all_profiles
 from sbpair.cli.render.receipt import SYPHON, MoveWording, warn_of_failures
 from sbpair.cli.render.screen import Screen, spoken
 from sbpair.cli.render.table import columns
-from sbpair.errors import AccessError, EntityMissing, SbpairError, UsageError
+from sbpair.errors import AccessError, EntityMissing, ExitCode, SbpairError, Unsafe, UsageError
 from sbpair.model.entities import subscription_of
 from sbpair.model.message_state import ASIDE, MessageState
 from sbpair.model.pair import Ends
 from sbpair.move.context import MAX_MISSING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Sequence
     from pathlib import Path
 
+    from sbpair.amqp_client.client import GetToken
     from sbpair.cli.options.entity_addresses import Reach
     from sbpair.config import Profile
     from sbpair.model.pair import Endpoint, Pair
@@ -35,12 +37,15 @@ if TYPE_CHECKING:
     from sbpair.syphon.move_ends import CheckedEnds, EntityAddress
     from sbpair.syphon.run_request import RunRequest
 
+Checked = TypeVar("Checked")
+
 REFUSED_STAY: "dict[str, Any]" = {"keeps_refused": True, "max_missing": 0}
 """The settings of moves that dead-letter nothing."""
 
 AFTER_WINDOW_MS = 3_600_000
 """How long a destination may know an id after its window, at most: `duplicate_window_end` in ASSUMPTIONS.md."""
 
+BY_SOURCE = "redrive --to-source"
 DROP_DEFAULT = "drop-default"
 _ONE_MODE = "[--once | --watch | --dry-run] [OPTIONS]"
 USAGE = {"syphon": "(--once | --watch | --dry-run) [OPTIONS]", "move": _ONE_MODE, "redrive": _ONE_MODE}
@@ -166,10 +171,24 @@ def redrive_command(
     all_backlog: bool = flag(
         "--backlog",
         "Those of all backlog queues, where their aliases say",
-        excludes=("ENTITY", "--namespace", "--by-reason", "--all-subscriptions", "--messages", "--sequence"),
+        excludes=(
+            "ENTITY",
+            "--namespace",
+            "--by-reason",
+            "--all-subscriptions",
+            "--messages",
+            "--sequence",
+            "--to-source",
+        ),
         why="leave one of them out; count those of all backlog queues with sbpair deadletters list",
     ),
     count: int | None = option("--count N", "Number of those queues, without Manage", needs="--backlog"),
+    to_source: bool = flag(
+        "--to-source",
+        "Of an ENTITY that collects dead letters: to where each died",
+        excludes=("--watch", "--to", "--map"),
+        why="it looks up where the messages go that are there when it begins",
+    ),
     by_reason: bool = flag(
         "--by-reason",
         "Move nothing; count the dead letters by reason",
@@ -188,10 +207,9 @@ def redrive_command(
     """Move the dead letters of an entity back to where they came from.
 
     Examples:
-      sbpair redrive orders --by-reason
-      sbpair redrive --backlog --reason DestinationNotFound
+      sbpair redrive orders --reason Timeout --dry-run
 
-    Exit codes: 3 some stayed; 4 another process moves this source; 130 interrupted
+    Exit codes: 3 some stayed; 4 order not kept, or another mover; 130 interrupted
 
     See also: sbpair help move
     """
@@ -213,16 +231,19 @@ def redrive_command(
         request = syphon_request(reach.pair, preview=terms.dry_run, **to_aliases, **routes, **settings)
         return _run_move(screen, request, terms, mode, reach.owner().directory, _wording(request, ("redrive",)))
     source = reach.address(entity, state=chosen.state, what="ENTITY")
-    if source.state == MessageState.ACTIVE and chosen.state is None:
+    if source.state == MessageState.ACTIVE and chosen.state is None and not to_source:
         source = source.in_state(MessageState.DEAD)
-    if not source.is_dead_letters:
+    if not source.is_dead_letters and not (to_source and source.state == MessageState.ACTIVE):
         other = next_command("move", entity, "QUEUE")
         raise UsageError(
-            f"redrive sends dead letters back, not {source.state} messages", hint=f"move them with {other}"
+            f"redrive sends dead letters back, not {source.state} messages",
+            hint=f"move them with {other}; --to-source sends those back that {source.parent} collects",
         )
     if by_reason:
         return _print_reasons(screen, entity, source, limit or MAX_PEEK, settings["where"])
-    target = _origin(reach, source, chosen.where, reason or (), all_subscriptions=all_subscriptions)
+    target = (
+        None if to_source else _origin(reach, source, chosen.where, reason or (), all_subscriptions=all_subscriptions)
+    )
     routes = delivery.settings(reach)
     if target is not None and (delivery.to or delivery.renamed):
         hint = f"leave them out, or name the destination: {next_command('move', entity, 'QUEUE', '--dead-letters')}"
@@ -231,13 +252,14 @@ def redrive_command(
     request, state = _checked_request(
         reach,
         screen,
-        "redrive",
+        BY_SOURCE if to_source else "redrive",
         source,
         target,
         allow_duplicate_detection,
         settings,
         routes["to"],
         preview=terms.dry_run,
+        all_subscriptions=all_subscriptions,
     )
     return _run_move(screen, request, terms, mode, state, _wording(request, ("redrive", entity)))
 
@@ -290,15 +312,13 @@ def _origin(
 def _print_reasons(
     screen: Screen, entity: str, source: "EntityAddress", limit: int, where: "MessageFilter | None"
 ) -> int:
-    from sbpair.cli.progress.reporting import PeekProgress
+    from sbpair.cli.commands.deadletters import count_reasons
     from sbpair.cli.render.messages import cells, say_number
     from sbpair.cli.results.messages import DeadLetterTotal, RedriveReasons
-    from sbpair.message_io.peek import PeekSource, count_dead_letters, matching
+    from sbpair.message_io.peek import PeekSource, matching
 
-    sources, keep = [PeekSource(source.side, source.path)], None if where is None else matching(where)
-    with PeekProgress(screen) as progress:
-        counting = count_dead_letters(source.alone, sources, limit=limit, keep=keep, on_event=progress)
-        groups = run(counting, source.endpoint)
+    keep = None if where is None else matching(where)
+    groups = count_reasons(screen, source.alone, [PeekSource(source.side, source.path)], limit=limit, keep=keep)
     groups.sort(key=lambda group: -group.messages)
     rows = [(*shown, each.destination or "") for each, *shown in cells(groups)]
     table = columns([("REASON", "DEAD", "OLDEST", "DESTINATION"), *rows], optional=("DESTINATION",)) if rows else []
@@ -320,42 +340,67 @@ def _checked_request(
     to: "Endpoint | None" = None,
     *,
     preview: bool,
+    all_subscriptions: bool = False,
 ) -> "tuple[RunRequest, Path]":
-    """Check both ends of a move before anything is received. Return its request, and the directory of its state.
+    """Check the ends of a move before anything is received. Return its request, and the directory of its state.
 
-    Without a destination, the source has dead letters of a backlog queue, whose aliases name their destinations: in the
-    primary, or in `to`.
+    Without a destination, each message names its own: with --to-source an entity of the source's namespace; else an
+    alias has one of the primary, or of `to`.
     """
+    from sbpair.cli.progress.reporting import PeekProgress
     from sbpair.move.message.route import BACKLOG_DEAD_LETTERS, kept_for
-    from sbpair.syphon.move_ends import check_names
+    from sbpair.syphon.move_ends import CheckedReturn, check_names, check_return
     from sbpair.syphon.run_request import RunRequest
 
-    if not preview and to is None and (destination is None or destination.side == "primary"):
+    by_source = command == BY_SOURCE
+    by_alias = destination is None and not by_source
+    if not preview and to is None and (by_alias or (destination or source).side == "primary"):
         reach.pair.require_primary()
     if destination is not None:
         check_names(source, destination)
         _warn_without_aliases(screen, source, destination)
     owner = reach.owner(source, *([destination] if destination else []))
-    target = to or (owner.ends.destination if destination is None else destination.endpoint)
+    target = to or (owner.ends.destination if by_alias else (destination or source).endpoint)
     backlog_of = backlog.primary_of(source.parent) or ""
     ends = Ends(name=owner.ends.name, source=source.endpoint, destination=target, backlog_of=backlog_of)
 
-    found, window_ms = checked_ends(source, destination, allow_discard=settings["max_discard"] is None), 0
-    if destination is not None and found.duplicate_window_ms != 0 and not allow_duplicate_detection:
-        window_ms = _duplicate_window(screen, source, destination, found.duplicate_window_ms)
-    returns = command == "redrive" or destination is None
+    allow_discard = settings["max_discard"] is None
+    if command == "move" or by_alias:
+        checked = checked_ends(source, destination, allow_discard=allow_discard)
+        found = CheckedReturn(checked, {destination: checked} if destination else {})
+    else:
+        terms = {"all_subscriptions": all_subscriptions, "allow_discard": allow_discard}
+        with PeekProgress(screen) as progress:
+            found = _with_nearest_names(
+                lambda get_token: check_return(source, destination, get_token, settings["where"], progress, **terms),
+                source,
+                destination,
+            )
+    disorder = ""
+    if found.disorder and settings["ordered"]:
+        disorder = f"the order within a session cannot be kept: {found.disorder}"
+        if not preview:
+            raise Unsafe(disorder, hint="--order none sends the dead letters behind them; or wait for their receiver")
+    windows = {
+        each.path.lower(): _duplicate_window(screen, each, known_ms, returns=by_source or source.comes_from(each))
+        for each, ends_found in found.destinations.items()
+        if (known_ms := ends_found.duplicate_window_ms) != 0 and not allow_duplicate_detection
+    }
+    returns = command != "move" or destination is None
     line = f"{command} {source._replace(path=source.parent)}" if returns else f"{command} {source} {destination}"
+    form = BACKLOG_DEAD_LETTERS if by_alias else kept_for("" if destination is None else destination.path)
     request = RunRequest(
         ends=ends,
         owner=owner.ends,
         to="" if to is None else to.name,
         command=line,
-        form=BACKLOG_DEAD_LETTERS if destination is None else kept_for(destination.path),
+        form=replace(form, origins=found.origins),
         source=source.path,
         messages=source.state,
-        sessions=found.sessions,
-        duplicate_window_ms=window_ms,
-        default_ttl_ms=_default_ttl(source, found.default_ttl_ms, settings["ttl"]),
+        sessions=found.ends.sessions,
+        duplicate_windows={path: window_ms for path, window_ms in windows.items() if window_ms},
+        disorder=disorder,
+        default_ttl_ms=_default_ttl(source, found.ends.default_ttl_ms, settings["ttl"]),
         names=(str(source), str(destination or target.name)),
         **REFUSED_STAY,
         **settings,
@@ -367,18 +412,28 @@ def checked_ends(
     source: "EntityAddress", destination: "EntityAddress | None" = None, *, allow_discard: bool = False
 ) -> "CheckedEnds":
     """Return the facts of both ends, as `check_ends` does. A missing entity gets the nearest name in its hint."""
-    from sbpair.azure.credentials import open_tokens
     from sbpair.syphon.move_ends import check_ends
 
-    async def check() -> "CheckedEnds":
+    return _with_nearest_names(
+        lambda get_token: check_ends(source, destination, get_token, allow_discard=allow_discard), source, destination
+    )
+
+
+def _with_nearest_names(
+    check: "Callable[[GetToken | None], Awaitable[Checked]]", *ends: "EntityAddress | None"
+) -> Checked:
+    """Run a check of ends. A missing entity gets the nearest name in its hint."""
+    from sbpair.azure.credentials import open_tokens
+
+    async def main() -> Checked:
         async with open_tokens() as get_token:
             try:
-                return await check_ends(source, destination, get_token, allow_discard=allow_discard)
+                return await check(get_token)
             except EntityMissing as error:
-                await suggest_entities([error], [each.endpoint for each in (source, destination) if each is not None])
+                await suggest_entities([error], [each.endpoint for each in ends if each is not None])
                 raise
 
-    return run(check())
+    return run(main())
 
 
 def _refuse_default_ttl(terms: MoveTerms) -> None:
@@ -406,13 +461,8 @@ def _warn_without_aliases(screen: Screen, source: "EntityAddress", destination: 
         screen.warn(f"{destination.path} is a backlog queue: the syphon dead-letters messages without aliases there")
 
 
-def _duplicate_window(
-    screen: Screen, source: "EntityAddress", destination: "EntityAddress", window_ms: int | None
-) -> int:
+def _duplicate_window(screen: Screen, destination: "EntityAddress", window_ms: int | None, *, returns: bool) -> int:
     """Warn of a destination that detects duplicates. Return how long messages wait that it has accepted before."""
-    subscription = subscription_of(source.parent)
-    before = source._replace(path=subscription.topic if subscription else source.parent)
-    returns = source.is_dead_letters and destination.equals(before)
     name = destination.path
     if window_ms is None:
         if returns:
@@ -433,7 +483,7 @@ def _duplicate_window(
 def _wording(request: "RunRequest", command: tuple[str, ...]) -> MoveWording:
     """Return the words of a move. `command` has its arguments."""
     source = request.names[0] if request.names else "the dead-letter queues of the backlog"
-    return MoveWording(command, source, routed=request.form.destination is None)
+    return MoveWording(command, source, routed=not request.form.destination)
 
 
 def _run_move(
@@ -463,7 +513,9 @@ def _preview_move(screen: Screen, request: "RunRequest", wording: MoveWording) -
     if result.where is not None and result.where.skipped > request.max_skipped:
         note = f"a run ends once {request.max_skipped} messages are skipped"
         notes.append(f"{note}: raise --max-skipped to {result.where.skipped}")
+    if request.disorder:
+        notes.append(f"{request.disorder}; a run would be refused without --order none")
     code = forecast.print_forecast(screen, result, words, notes, request.max_discard, request.ramp)
     warn_of_failures(screen, request.where)
     moves.warn_of_unused(screen, request.renames)
-    return code
+    return ExitCode.PARTIAL_OR_FINDINGS if request.disorder else code

@@ -11,7 +11,7 @@ from sbpair.cli.options.selection import Selection
 from sbpair.cli.render.screen import Screen, clean, plural, size, some, spoken
 from sbpair.cli.render.table import columns, limited, wrapped
 from sbpair.model.document import encoded
-from sbpair.model.message_state import parent_path
+from sbpair.model.message_state import is_dead_letter_path, parent_path
 from sbpair.move.message.dead_letters import NotSentReason
 from sbpair.move.message.route import is_routable
 from sbpair.move.rate_limit import Limit
@@ -37,7 +37,7 @@ MAX_NUMBERS = 20
 """Messages that a command chooses by their sequence numbers."""
 
 _OF_A_MOVE = frozenset(field.name for group in (MoveTerms, Selection) for field in fields(group)) | {
-    *("limit", "reason", "all_subscriptions", "all_backlog", "count")
+    *("limit", "reason", "all_subscriptions", "all_backlog", "count", "to_source")
 }
 
 
@@ -175,9 +175,11 @@ def _ways_of_unroutable(messages: Sequence[Mapping[str, Any]], words: MoveWordin
     queue = messages[0]["queue"]
     numbers = [str(each["sequence_number"]) for each in messages if each["queue"] == queue]
     by_reason = ("--where", f"reason = '{NotSentReason.INVALID}'")
-    chosen = ("--sequence", ",".join(numbers)) if len(numbers) <= MAX_NUMBERS else by_reason
+    is_dead = is_dead_letter_path(queue)
+    few = len(numbers) <= MAX_NUMBERS or not is_dead
+    chosen = ("--sequence", ",".join(numbers[:MAX_NUMBERS])) if few else by_reason
     entity = words.command[1] if len(words.command) > 1 else parent_path(queue)
-    these = ("--dead-letters", *chosen)
+    these = (*(["--dead-letters"] if is_dead else ()), *chosen)
     return {
         "to see those without a destination": next_command("peek", entity, *these, "--body", without=_OF_A_MOVE),
         "to choose their destination": next_command(

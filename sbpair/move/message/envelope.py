@@ -72,7 +72,9 @@ def read_facts(queue: str, payload: bytes, form: MessageForm = BACKLOG) -> tuple
     else:
         _read("application properties", lambda: list(splice.map_pairs(sections.application_properties)), flaws)
         life_ms = lifetime_ms(header.ttl, properties, _number(annotations, ENQUEUED))
-        aliases = Aliases(form.destination, properties.group_id, life_ms and life_ms * TICKS_PER_MS)
+        destination, why = form.destination_for(annotations.get(DEAD_LETTER_SOURCE))
+        flaws += [why] if why else []
+        aliases = Aliases(destination, properties.group_id, life_ms and life_ms * TICKS_PER_MS)
     facts = Facts(
         queue=queue,
         sequence_number=_number(annotations, SEQUENCE_NUMBER),
@@ -183,6 +185,11 @@ def locked_until(sections: Sections) -> int:
 def partition_key(sections: Sections) -> str | None:
     key = (_read("message annotations", sections.read_message_annotations, []) or Map()).get(PARTITION_KEY)
     return str(key) if isinstance(key, str) else None
+
+
+def dead_letter_source(sections: Sections) -> str | None:
+    source = (_read("message annotations", sections.read_message_annotations, []) or Map()).get(DEAD_LETTER_SOURCE)
+    return str(source) if isinstance(source, str) else None
 
 
 def sequence_number(sections: Sections) -> int:

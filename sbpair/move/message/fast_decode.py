@@ -187,7 +187,7 @@ class EnvelopeTemplate:
     """The fixed bytes of a message up to its properties, and the positions of its numbers.
 
     `header`, both kinds of annotations and `partition_key` are kept by a move, and equal for all messages of the
-    template.
+    template. So is their `destination`, unless aliases name it.
     `layouts` are the continuations, by the bytes between `size`, where the properties begin, and `id_at`.
     """
 
@@ -208,6 +208,7 @@ class EnvelopeTemplate:
             sections.message_annotations, envelope.is_one_of(envelope.SERVICE_ANNOTATIONS)
         )
         self.partition_key = envelope.partition_key(sections)
+        self.destination, _ = form.destination_for(envelope.dead_letter_source(sections))
         self.names = names
         self.format, self.end = ">", 0
         for position, kind in gaps:
@@ -385,7 +386,7 @@ def _direction(template: EnvelopeTemplate, properties: Properties, raw: bytes) -
     if properties.absolute_expiry_time is not None and properties.creation_time is None:
         raise ProtocolError(_REASON)  # how long it lives follows from its time of enqueueing
     life_ms = envelope.lifetime_ms(template.ttl, properties, 0)
-    return form.destination, properties.group_id, life_ms and life_ms * TICKS_PER_MS, None, _kept(raw, form.removed)
+    return template.destination, properties.group_id, life_ms and life_ms * TICKS_PER_MS, None, _kept(raw, form.removed)
 
 
 @lru_cache(REMEMBERED)

@@ -6,7 +6,7 @@ argument.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
@@ -38,10 +38,26 @@ class MessageForm:
 
     With a `destination`, all messages go there and are otherwise kept as they are. Without, the aliases of each message
     name its destination, session, time to live and schedule, which are restored.
+
+    With `origins`, `destination` is "", and each goes where these lead from its DeadLetterSource, in lower case: "" for
+    a subscription that gets nothing back.
     """
 
     removed: frozenset[str]
     destination: str | None = None
+    origins: Mapping[str, str] | None = None
+
+    def destination_for(self, source: object) -> tuple[str, str]:
+        """Return where a message with this DeadLetterSource goes; "" and the reason for one that stays."""
+        if self.origins is None:
+            return self.destination or "", ""
+        if not isinstance(source, str):
+            return "", "it has no DeadLetterSource: no entity has forwarded it as a dead letter"
+        found = self.origins.get(source.lower())
+        if found is None:
+            return "", f"its DeadLetterSource {source[:PATH_LIMIT]!r} was not found before the run began: run again"
+        why = f"it is of the subscription {source[:PATH_LIMIT]!r}: --all-subscriptions sends it to the topic"
+        return found, "" if found else why
 
 
 BACKLOG = MessageForm(ALIASES)
@@ -149,17 +165,18 @@ def route(facts: Facts, *, ttl: TimeToLive = TimeToLive.ORIGINAL, now_ms: int = 
 def router(
     ttl: TimeToLive,
     now_ms: Callable[[], int],
-    duplicate_window_ms: int = 0,
+    duplicate_windows: Mapping[str, int] | None = None,
     renames: Renames | None = None,
     default_ttl_ms: int | None = None,
 ) -> Callable[[Sequence[Facts]], list[Route]]:
     """Return a function that routes many messages by the same rules.
 
-    A message that was enqueued within the last `duplicate_window_ms` is not sent: its destination may know its id.
+    A message that was enqueued within the window of its destination, in ms by its path in lower case, is not sent: the
+    destination may know its id.
     `default_ttl_ms` is that of the source.
     """
     if ttl is TimeToLive.DROP_DEFAULT:
-        kept = router(TimeToLive.ORIGINAL, now_ms, duplicate_window_ms, renames)
+        kept = router(TimeToLive.ORIGINAL, now_ms, duplicate_windows, renames)
         if default_ttl_ms is None:
             return kept
         return lambda many: [
@@ -167,22 +184,21 @@ def router(
             for each in kept(many)
         ]
     if renames:
-        as_written = router(ttl, now_ms, duplicate_window_ms)
+        as_written = router(ttl, now_ms, duplicate_windows)
         return lambda many: [
             each._replace(destination=renames(each.destination)) if isinstance(each, Send) else each
             for each in as_written(many)
         ]
-    if duplicate_window_ms:
+    if duplicate_windows:
         every = router(ttl, now_ms)
 
-        def unless_known(many: Sequence[Facts]) -> list[Route]:
-            decisions, since_ms = every(many), now_ms() - duplicate_window_ms
-            return [
-                _known_until(facts.enqueued_at + duplicate_window_ms) if facts.enqueued_at > since_ms else decision
-                for facts, decision in zip(many, decisions, strict=True)
-            ]
+        def unless_known(facts: Facts, decision: Route) -> Route:
+            if not isinstance(decision, Send):
+                return decision
+            known_until = facts.enqueued_at + duplicate_windows.get(decision.destination.lower(), 0)
+            return _known_until(known_until) if known_until > now_ms() else decision
 
-        return unless_known
+        return lambda many: list(map(unless_known, many, every(many)))
     if ttl is TimeToLive.ORIGINAL:
         return _route_original
     return lambda many: [route(facts, ttl=ttl, now_ms=now_ms()) for facts in many]
