@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Any, Final, cast
+from typing import Any, ClassVar, Final, cast
 
 from azure.core import AzureClouds
 from azure.core.exceptions import HttpResponseError, ResourceNotFoundError
@@ -136,6 +136,8 @@ async def list_namespaces(client_of: Clients, subscription: str, group: str = ""
 class ArmNamespace:
     """One namespace, with its `resource` if it was listed. Get one from `open_arm` or `list_namespaces`."""
 
+    takes_first_rule: ClassVar = False
+
     def __init__(self, client: Any, group: str, namespace: str, resource: Json | None = None) -> None:
         self.group = group
         self.name = namespace
@@ -219,10 +221,6 @@ class ArmNamespace:
                     return False
                 raise
         return True
-
-    async def create_closed(self, subscription: Subscription) -> bool:
-        """Create a subscription. Resource Manager offers no other rule than its own, which selects every message."""
-        return await self.create(subscription)
 
     async def delete_rule(self, rule: Rule) -> None:
         operations, names = self._resource(rule)

@@ -10,7 +10,7 @@ import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, ClassVar, TypeVar, cast
 from urllib.parse import parse_qs, quote, urlsplit
 
 from sbpair.azure.credentials import authorization_for
@@ -18,6 +18,7 @@ from sbpair.azure.descriptions import (
     bytes_of,
     counts_of,
     described,
+    first_rule_xml,
     of_xml,
     queue_state,
     read,
@@ -109,6 +110,8 @@ class AtomNamespace:
 
     Every method raises only errors of `sbpair.errors`, and may be called by several coroutines at once.
     """
+
+    takes_first_rule: ClassVar = True
 
     def __init__(
         self,
@@ -300,10 +303,10 @@ class AtomNamespace:
         """Create an entity without adding partitions. Raises PartitionsWanted."""
         return await self._administered(lambda opened: opened.create(entity))
 
-    async def create_closed(self, subscription: Subscription) -> bool:
-        """Create a subscription whose own rule selects no message."""
+    async def create_with_rule(self, subscription: Subscription, rule: Rule) -> bool:
+        """Create a subscription together with its first rule, in place of the service's own."""
         # The transport adds the rule before the count.
-        options = {"selects_none": True, "max_delivery_count": subscription.max_delivery_count}
+        options = {"first_rule": first_rule_xml(rule), "max_delivery_count": subscription.max_delivery_count}
         return await self._administered(lambda opened: opened.create(subscription, **options))
 
     async def delete_rule(self, rule: Rule) -> None:

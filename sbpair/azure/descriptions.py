@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from datetime import UTC, datetime
+from html import escape
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from urllib.parse import urlsplit
 
@@ -20,10 +21,13 @@ from sbpair.errors import UsageError
 from sbpair.model import tiers
 from sbpair.model.entities import (
     CORRELATION_KEYS,
+    EVERY_MESSAGE,
+    NO_MESSAGE,
     CorrelationFilter,
     Described,
     Queue,
     Rule,
+    RuleValue,
     SqlFilter,
     Subscription,
     Topic,
@@ -134,8 +138,8 @@ def of_xml(description: Element) -> Found:
         selected, action = description.find("{*}Filter"), description.find("{*}Action")
         expression = (action.findtext("{*}SqlExpression") or "") if action is not None else ""
         found = SqlFilter("") if selected is None else _filter(selected)
-        typed = [each for each in named_values(description, "Properties") if each[1] != "string"]
-        values = [f"{key} = {text} ({kind})" for key, kind, text in (*named_values(description, "Parameters"), *typed)]
+        typed = [each for each in named_values(description, "Properties") if each.kind != "string"]
+        values = [_normal(each) for each in (*named_values(description, "Parameters"), *sorted(typed))]
         return {"Filter": replace(found, typed=tuple(values)), "Action": expression}
     details = description.find("{*}CountDetails")
     return texts(description) | (texts(details) if details is not None else {})
@@ -153,18 +157,55 @@ def _filter(selected: Element) -> SqlFilter | CorrelationFilter:
         return SqlFilter(selected.findtext("{*}SqlExpression") or "")
     found = texts(selected)
     system = {name: found.get(pascal(name), "") for name in CORRELATION_KEYS}
-    properties = sorted((key, text) for key, _, text in named_values(selected, "Properties"))
+    properties = sorted((key, text) for key, kind, text in named_values(selected, "Properties") if kind == "string")
     return CorrelationFilter(**system, typed=(), properties=tuple(properties))
 
 
-def named_values(rule: Element, name: str) -> list[tuple[str, str, str]]:
-    """Return the name, type and text of each of the Parameters or Properties of a rule, or of its filter."""
+def _normal(value: RuleValue) -> RuleValue:
+    """Return a value of a rule as `RuleValue.of` writes it, if that is possible."""
+    return value if (plain := value.plain) is None else RuleValue.of(value.name, plain)
+
+
+def named_values(rule: Element, name: str) -> list[RuleValue]:
+    """Return each of the Parameters or Properties of a rule, or of its filter."""
     found = []
     for pair in rule.iterfind(f".//{{*}}{name}/*"):
         value = pair.find("{*}Value")
         kind, text = ("", "") if value is None else (value.get(TYPE, "").rpartition(":")[2], value.text or "")
-        found.append((pair.findtext("{*}Key") or "", kind or "string", text))
+        found.append(RuleValue(pair.findtext("{*}Key") or "", kind or "string", text))
     return found
+
+
+def first_rule_xml(rule: Rule) -> bytes:
+    """Return the element of a new subscription's description that has its first rule, in place of the service's own."""
+    kind, selected = "CorrelationFilter", ""
+    if isinstance(rule.filter, SqlFilter):
+        kind = {EVERY_MESSAGE: "TrueFilter", NO_MESSAGE: "FalseFilter"}.get(rule.filter.expression, "SqlFilter")
+        selected = _sql_xml(rule.filter.expression)
+    else:
+        system = ((pascal(name), getattr(rule.filter, name)) for name in CORRELATION_KEYS)
+        selected = "".join(f"<{name}>{escape(text)}</{name}>" for name, text in system if text)
+        named = (*(RuleValue(name, "string", text) for name, text in rule.filter.properties), *rule.filter.typed)
+        pairs = "".join(
+            f"<KeyValueOfstringanyType><Key>{escape(name)}</Key>"
+            f'<Value xmlns:t="http://www.w3.org/2001/XMLSchema" i:type="t:{kind}">{escape(text)}</Value>'
+            "</KeyValueOfstringanyType>"
+            for name, kind, text in named
+        )
+        selected += f"<Properties>{pairs}</Properties>" if pairs else ""
+    action = '<Action i:type="EmptyRuleAction" />'
+    if rule.action:
+        action = f'<Action i:type="SqlRuleAction">{_sql_xml(rule.action)}</Action>'
+    return (
+        '<DefaultRuleDescription xmlns:i="http://www.w3.org/2001/XMLSchema-instance">'
+        f'<Filter i:type="{kind}">{selected}</Filter>'
+        f"{action}<Name>{escape(rule.name)}</Name>"
+        "</DefaultRuleDescription>"
+    ).encode()
+
+
+def _sql_xml(expression: str) -> str:
+    return f"<SqlExpression>{escape(expression)}</SqlExpression><CompatibilityLevel>20</CompatibilityLevel>"
 
 
 def texts(element: Element) -> dict[str, str]:

@@ -124,7 +124,8 @@ def description(entity: Described) -> dict[str, Any]:
 def sdk_filter(selected: SqlFilter | CorrelationFilter) -> sdk.SqlRuleFilter | sdk.CorrelationRuleFilter:
     if isinstance(selected, CorrelationFilter):
         given = {name: getattr(selected, name) or None for name in CORRELATION_KEYS}
-        return sdk.CorrelationRuleFilter(**given, properties=dict(selected.properties))
+        typed = {each.name: plain for each in selected.typed if (plain := each.plain) is not None}
+        return sdk.CorrelationRuleFilter(**given, properties={**dict(selected.properties), **typed})
     if selected.expression == EVERY_MESSAGE:
         return sdk.TrueRuleFilter()
     return sdk.FalseRuleFilter() if selected.expression == NO_MESSAGE else sdk.SqlRuleFilter(selected.expression)

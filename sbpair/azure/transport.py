@@ -31,11 +31,6 @@ MAX_ANSWER_BYTES = 1536 * 1024
 
 # The SDK parses durations into a timedelta, whose six decimals round the maximum up, beyond itself.
 ROUNDED_TIMESPAN_MAX = "P10675199DT2H48M5.477581S"
-NO_MESSAGE_RULE = (
-    b'<DefaultRuleDescription xmlns:i="http://www.w3.org/2001/XMLSchema-instance"><Filter i:type="FalseFilter">'
-    b"<SqlExpression>1=0</SqlExpression><CompatibilityLevel>20</CompatibilityLevel></Filter>"
-    b'<Action i:type="EmptyRuleAction" /><Name>$Default</Name></DefaultRuleDescription>'
-)
 _BEARER_OF_SIGNATURE = "Bearer SharedAccessSignature "
 
 
@@ -74,7 +69,7 @@ class RoutedTransport(AioHttpTransport):  # type: ignore[misc]  # azure-core loa
         original = request.url
         request.url = self._route.apply(original)
         request.headers["Host"] = self._route.authority
-        _correct(request, selects_none=options.pop("selects_none", False))
+        _correct(request, first_rule=options.pop("first_rule", b""))
         try:
             async with self._limit.one_request():
                 return await super().send(
@@ -95,7 +90,7 @@ def _proxy_options(proxy: Proxy | None) -> dict[str, Any]:
     return {"proxy": proxy.url, "proxy_headers": {"Proxy-Authorization": proxy.authorization}}
 
 
-def _correct(request: HttpRequest, *, selects_none: bool) -> None:
+def _correct(request: HttpRequest, *, first_rule: bytes) -> None:
     authorization = request.headers.get("Authorization", "")
     if authorization.startswith(_BEARER_OF_SIGNATURE):
         # The SDK sends every ready-made token as a bearer token, a scheme that the service refuses for signatures.
@@ -103,9 +98,9 @@ def _correct(request: HttpRequest, *, selects_none: bool) -> None:
     body = request.data
     if isinstance(body, bytes):
         request.data = body.replace(ROUNDED_TIMESPAN_MAX.encode(), TIMESPAN_MAX.encode())
-        if selects_none:
+        if first_rule:
             # The SDK sets no rule of a new subscription. The service reads the elements in this order.
-            request.data = request.data.replace(b"<MaxDeliveryCount>", NO_MESSAGE_RULE + b"<MaxDeliveryCount>", 1)
+            request.data = request.data.replace(b"<MaxDeliveryCount>", first_rule + b"<MaxDeliveryCount>", 1)
         request.headers["Content-Length"] = str(len(request.data))
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import datetime
+from math import isfinite
 from typing import Any, NamedTuple, TypeVar
 
 from sbpair.errors import UsageError, nearest_hint, raise_all
@@ -21,11 +23,12 @@ from sbpair.model.entities import (
     Described,
     Queue,
     Rule,
+    RuleValue,
     SqlFilter,
     Subscription,
     Topic,
 )
-from sbpair.model.entity_properties import PROPERTIES_OF
+from sbpair.model.entity_properties import INT_MIN, LONG_MAX, PROPERTIES_OF
 from sbpair.model.toml_text import Path, TextPosition, parse_toml
 from sbpair.timespan import iso_duration, ticks
 
@@ -63,8 +66,8 @@ def parse_entities(text: str, source: str) -> EntitiesDocument:
     tables, positions = parse_toml(text, source)
     reader = _EntitiesReader(positions)
     document = EntitiesDocument(tuple(reader.read(tables)), source, reader.positions)
-    # A fault in reading an entity may be the only reason for a violated limit.
-    if faults := reader.faults or list(_limit_faults(document)):
+    # A fault in reading an entity may be the only reason for a violated limit of it.
+    if faults := [*reader.faults, *_limit_faults(document, filter(reader.is_sound, document.entities))]:
         raise_all(
             UsageError(f"{source}:{line}:{column}: {text}", hint=hint)
             for (line, column), text, hint in sorted(faults, key=lambda each: each.position)
@@ -102,6 +105,8 @@ class _EntitiesReader:
         for path, position in where.items():
             self._inside.setdefault(path[:-1], {})[str(path[-1])] = position
         self.faults: list[FileFault] = []
+        self._fault_paths: list[Path] = []
+        self._paths: dict[Key, Path] = {}
         self.positions: dict[tuple[Key, str], TextPosition] = {}
 
     def read(self, tables: dict[str, Any]) -> Iterator[AnyEntity]:
@@ -145,8 +150,21 @@ class _EntitiesReader:
         }
         inner = (*path, "properties")
         given = self._typed(inner, known.get("properties", {}), dict) or {}
-        pairs = {name: self._typed((*inner, name), each, str) or "" for name, each in given.items()}
-        return CorrelationFilter(**texts, typed=(), properties=tuple(sorted(pairs.items())))
+        pairs = sorted((name, each) for name, each in given.items() if isinstance(each, str))
+        others = (self._value((*inner, name), each) for name, each in given.items() if not isinstance(each, str))
+        return CorrelationFilter(**texts, properties=tuple(pairs), typed=tuple(sorted(filter(None, others))))
+
+    def _value(self, path: Path, value: Any) -> RuleValue | None:
+        """Return a value to compare with, other than text, or None for one that a filter cannot have."""
+        if isinstance(value, bool) or (isinstance(value, int) and INT_MIN <= value <= LONG_MAX):
+            return RuleValue.of(str(path[-1]), value)
+        is_time = isinstance(value, datetime) and value.tzinfo is not None and not value.microsecond
+        if is_time or (isinstance(value, float) and isfinite(value)):
+            return RuleValue.of(str(path[-1]), value)
+        example = "2026-01-01T12:00:00Z"
+        text = f"{path[-1]} must be text in quotes, a number, true or false, or a time with its zone, such as {example}"
+        self._fault(path, text, f"correct {path[-1]}: whole numbers from {INT_MIN} to {LONG_MAX}, and whole seconds")
+        return None
 
     def _tables(self, above: Path, table: Mapping[str, Any]) -> Iterator[tuple[Path, str, dict[str, Any]]]:
         """Yield the tables of a collection, each with its path and name."""
@@ -197,15 +215,23 @@ class _EntitiesReader:
             hint = "the service compares names without regard to case, and a queue's with a topic's"
             self._fault(path, text, hint)
         self.positions[key, ""] = self._where[path]
+        self._paths[key] = path
         self.positions |= {(key, name): each for name, each in self._inside.get(path, {}).items()}
         return entity
 
     def _fault(self, path: Path, text: str, hint: str) -> None:
         self.faults.append(FileFault(self._where[path], text, hint))
+        self._fault_paths.append(path)
+
+    def is_sound(self, entity: AnyEntity) -> bool:
+        """Return whether all properties of an entity were read: others may violate a limit because of one."""
+        path = self._paths[entity_key(entity)]
+        inside = [each[len(path) :] for each in self._fault_paths if each[: len(path)] == path]
+        return all(each[:1] in (("subscriptions",), ("rules",)) for each in inside)
 
 
-def _limit_faults(document: EntitiesDocument) -> Iterator[FileFault]:
-    for entity in document.entities:
+def _limit_faults(document: EntitiesDocument, entities: Iterable[AnyEntity]) -> Iterator[FileFault]:
+    for entity in entities:
         key = entity_key(entity)
         for each in violations(entity):
             position = document.positions.get((key, each.name)) or document.positions[key, ""]

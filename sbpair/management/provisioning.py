@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated, Any
@@ -52,7 +52,17 @@ from sbpair.management.entities_file import NO_ENTITIES, EntitiesDocument
 from sbpair.management.entity_limits import fit_to_tier, tier_violations, violations, without_namespace_partitions
 from sbpair.model import tiers
 from sbpair.model.document import OMITTED
-from sbpair.model.entities import DEFAULT_RULE, AnyEntity, Described, Queue, Rule, Subscription, Topic
+from sbpair.model.entities import (
+    DEFAULT_RULE,
+    NO_MESSAGE,
+    AnyEntity,
+    Described,
+    Queue,
+    Rule,
+    SqlFilter,
+    Subscription,
+    Topic,
+)
 from sbpair.model.entity_properties import TARGETS
 from sbpair.model.pair import Endpoint, Pair, ResourceGroup, Side
 from sbpair.model.queues import Difference, QueueSpec, QueueState
@@ -105,6 +115,7 @@ class NamespaceProvision:
     _taken: dict[Key, tuple[Described, str, int]] = field(default_factory=dict)
     _outcomes: dict[Key, asyncio.Future[Outcome]] = field(default_factory=dict)
     _doubtful: set[Key] = field(default_factory=set)
+    _included: set[Key] = field(default_factory=set)  # rules that were created with their subscriptions
 
     @property
     def tier(self) -> tiers.Tier:
@@ -152,7 +163,7 @@ class NamespaceProvision:
             listed.extend(await self.calls.read("list the queues", lambda: self.control.list_under(prefix)))
 
         await gather_all([self._read_tier(), *([list_queues()] if self.queues else [])])
-        self._check_tier(self.queues[:1])
+        self._check_tier([*self.queues[:1], *(fit_to_tier(each, self.tier) for each in self.document.entities)])
         found = await self._plan_entities()
         queues = plan_backlog(self.pair, listed, self.tier).changes if self.queues else ()
         known = [change for change in queues if change.kind is not Outcome.EXTRA]
@@ -160,7 +171,6 @@ class NamespaceProvision:
 
     async def _plan_entities(self) -> Plan:
         desired = [fit_to_tier(entity, self.tier) for entity in self.document.entities]
-        self._check_tier(desired)
         actual = await self._existing(desired)
         actual |= await self._rules(desired, actual)
         found = plan_entities(desired, actual, self._taken)
@@ -193,12 +203,15 @@ class NamespaceProvision:
         self.calls.counted = self.tier is not tiers.PREMIUM
 
     def _check_tier(self, desired: Sequence[Described]) -> None:
-        for entity in desired:
-            for each in tier_violations(entity, self.tier):
-                raise errors.UsageError(
-                    f"{self.document.where(entity, each.name)}{each.message} ({self.namespace})",
-                    hint="correct it: the service would refuse the entity, and nothing was created",
-                )
+        """Raise UsageError for everything that a namespace of this tier would refuse."""
+        errors.raise_all(
+            errors.UsageError(
+                f"{self.document.where(entity, each.name)}{each.message} ({self.namespace})",
+                hint="correct it: the service would refuse the entity, and nothing was created",
+            )
+            for entity in desired
+            for each in tier_violations(entity, self.tier)
+        )
 
     async def _check_partitions(self, creates: Sequence[Described]) -> None:
         """Raise UsageError for partitions that the namespace has no room for, or lacks as a whole, as far as known."""
@@ -251,15 +264,17 @@ class NamespaceProvision:
         return await self.calls.read(f"list the rules of {topic}/{name}", partial(self.control.rules, topic, name))
 
     async def _check_forwards(self, desired: Sequence[Described]) -> None:
+        missing = []
+
         async def check(path: str) -> None:
-            try:
-                await self.calls.read(f"read {path}", lambda: self.control.read(Queue(path)))
-            except errors.NameTaken:
-                return
-            except errors.EntityMissing as error:
-                raise self._no_target(desired, path) from error
+            with suppress(errors.NameTaken):
+                try:
+                    await self.calls.read(f"read {path}", lambda: self.control.read(Queue(path)))
+                except errors.EntityMissing:
+                    missing.append(path)
 
         await gather_all(check(path) for path in external_targets(desired).values())
+        errors.raise_all(self._no_target(desired, path) for path in sorted(missing))
 
     def _no_target(self, desired: Sequence[Described], path: str) -> errors.UsageError:
         entity, name = next((each, name) for each in desired for name in TARGETS if getattr(each, name, "") == path)
@@ -297,6 +312,8 @@ class NamespaceProvision:
         subscription = parent_key(rule)
         if (made := self._outcomes.get(subscription)) and await made is not Outcome.CREATED:
             return None
+        if any(key[:-1] == subscription for key in self._included):
+            return None
         if self._stays_open(subscription):
             reason = f"{DEFAULT_RULE}, which accepts every message, stays until all other rules exist: delete it then"
             return self.item(rule, Outcome.NOT_TRIED, reason)
@@ -329,7 +346,7 @@ class NamespaceProvision:
             found = await self._compare_again(entity)
         except errors.Unavailable as error:
             if not isinstance(error, errors.Throttled):
-                self._doubtful.add(entity_key(entity))
+                self._doubtful |= {entity_key(each) for each in (entity, self._first_rule(entity)) if each}
             raise
         except (errors.EntityMissing, errors.NameTaken) as error:
             reason = f"{entity.path} is taken, and not by a {entity.kind}: rename or delete the entity of that name"
@@ -339,11 +356,23 @@ class NamespaceProvision:
         return found
 
     async def _create_in(self, entity: Described) -> bool:
-        key = entity_key(entity)
-        closed = key in map(parent_key, self.plan.default_rules) and not self._stays_open(key)
-        if closed and isinstance(entity, Subscription):
-            return await self.control.create_closed(entity)
-        return await self.control.create(entity)
+        if entity_key(entity) in self._included:
+            return True
+        if (first := self._first_rule(entity)) is None or not isinstance(entity, Subscription):
+            return await self.control.create(entity)
+        created = await self.control.create_with_rule(entity, first)  # type: ignore[union-attr]  # `takes_first_rule`
+        if created and first.name != DEFAULT_RULE:
+            self._included.add(entity_key(first))
+        return created
+
+    def _first_rule(self, entity: Described) -> Rule | None:
+        """Return the rule to create together with a subscription: the service's own would select every message."""
+        key, own = entity_key(entity), {parent_key(each): each for each in self.plan.default_rules}
+        if key not in own or self._stays_open(key) or not self.control.takes_first_rule:
+            return None
+        rules = (each.entity for each in self.plan.creates if isinstance(each.entity, Rule))
+        closed = replace(own[key], filter=SqlFilter(NO_MESSAGE))
+        return next((each for each in rules if parent_key(each) == key), closed)
 
     def _stays_open(self, subscription: Key) -> bool:
         """Return whether messages for a rule that cannot be copied arrive by the service's own rule."""
@@ -394,8 +423,8 @@ class MirrorProvision(NamespaceProvision):
             if kilobytes == self.source.tier.message_kilobytes[0]:
                 entity = replace(entity, max_message_size_in_kilobytes=None)
         refused = [each.message for each in tier_violations(entity, self.tier)]
-        if isinstance(entity, Rule) and entity.filter.typed:
-            refused = [f"it has values that are not text, and is not copied: {', '.join(entity.filter.typed)}"]
+        if isinstance(entity, Rule) and (lost := _not_copied(entity)):
+            refused = [f"it has values of other types than sbpair writes, and is not copied: {lost}"]
         if refused:
             self._taken[entity_key(entity)] = entity, refused[0], ServiceRefused.exit_code
         return entity
@@ -407,6 +436,12 @@ def _accepting(entity: AnyEntity, found: AnyEntity) -> AnyEntity:
         limit, there = entity.max_message_size_in_kilobytes or 0, found.max_message_size_in_kilobytes or 0
         return replace(entity, max_message_size_in_kilobytes=None) if there >= limit else entity
     return entity
+
+
+def _not_copied(rule: Rule) -> str:
+    """Return the values of a rule that provisioning cannot write: parameters, and those of further types."""
+    is_sql = isinstance(rule.filter, SqlFilter)
+    return ", ".join(str(each) for each in rule.filter.typed if is_sql or each.plain is None)
 
 
 def _asks_for_partitions(entity: Described) -> bool:
@@ -450,7 +485,7 @@ async def provision(
             f"{len(queues)} queues would be created, and {MAX_CREATES} is the most at once",
             hint="check the number of backlog queues: the original used 10",
         )
-    check_document(pair, entities)
+    check_document(pair, entities, in_arm=group is not None)
     if mirror:
         pair.require_primary()
         if group or side or entities.entities:
@@ -499,17 +534,30 @@ def provision_exit_code(report: EntityReport, *, strict: bool = False) -> int:
     return report.exit_code_for({Outcome.NOT_TRIED, *({Outcome.DRIFTED} if strict else ())})
 
 
-def check_document(pair: Pair, entities: EntitiesDocument) -> None:
-    """Raise UsageError for entities that every namespace would refuse, and for names of the pair's backlog queues."""
+def check_document(pair: Pair, entities: EntitiesDocument, *, in_arm: bool = False) -> None:
+    """Raise UsageError for entities that every namespace would refuse, and for names of the pair's backlog queues.
+
+    With `in_arm`, also for what Resource Manager has no words for.
+    """
     dependency_order(entities.entities)
+    wrong: list[UsageError] = []
     for entity in entities.entities:
-        for each in violations(entity):
-            raise UsageError(f"{entities.where(entity, each.name)}{each.message}", hint=each.hint)
+        found = [
+            UsageError(f"{entities.where(entity, each.name)}{each.message}", hint=each.hint)
+            for each in violations(entity)
+        ]
+        wrong += found
         if backlog.under_prefix(pair.primary.name, entity.path):
-            raise NameInvalid(
-                f"{entities.where(entity)}{entity.kind} {entity.path} has the name of a backlog queue",
-                hint="leave it out: backlog queues are created anyway; set their number with --count",
+            text = f"{entities.where(entity)}{entity.kind} {entity.path} has the name of a backlog queue"
+            hint = "leave it out: backlog queues are created anyway; set their number with --count"
+            wrong.append(NameInvalid(text, hint=hint))
+        if in_arm and isinstance(entity, Rule) and entity.filter.typed:
+            text = (
+                f"{entities.where(entity, 'filter')}{entity.kind} {entity.path} compares with a value that is not text"
             )
+            hint = "create it with sbpair provision --via atom: Resource Manager takes text only"
+            wrong.append(UsageError(text, hint=hint))
+    errors.raise_all(wrong)
 
 
 async def _provision(

@@ -7,8 +7,10 @@ Durations are ISO 8601 text, as in QueueSpec; every default is the service's own
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
-from typing import ClassVar, TypeVar
+from datetime import UTC, datetime
+from typing import ClassVar, Final, NamedTuple, TypeVar
 
 from sbpair.model.queues import QueueSpec
 from sbpair.timespan import TIMESPAN_MAX
@@ -82,22 +84,68 @@ class Subscription:
         return f"{self.topic}/Subscriptions/{self.name}"
 
 
-@dataclass(frozen=True, slots=True)
-class SqlFilter:
-    """Selects messages for which an SQL expression is true. `typed` are a rule's values that no field holds."""
+PlainValue = bool | int | float | datetime
 
-    expression: str = EVERY_MESSAGE
-    typed: tuple[str, ...] = ()
+
+class RuleValue(NamedTuple):
+    """A value of a rule that is not text, with its type in Atom, such as `int` or `dateTime`."""
+
+    name: str
+    kind: str
+    text: str
+
+    @classmethod
+    def of(cls, name: str, value: PlainValue) -> RuleValue:
+        """Return a value as the service writes it, a time in UTC and without a fraction of a second."""
+        if isinstance(value, bool):
+            return cls(name, "boolean", str(value).lower())
+        if isinstance(value, int):
+            return cls(name, "int" if value < 2**31 else "long", str(value))
+        if isinstance(value, float):
+            return cls(name, "double", str(value))
+        return cls(name, "dateTime", value.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
+
+    @property
+    def plain(self) -> PlainValue | None:
+        """The value; None for one that `of` would not write with the same type and meaning."""
+        try:
+            value = _READERS[self.kind](self.text)
+        except (LookupError, ValueError):
+            return None
+        if isinstance(value, datetime) and (value.tzinfo is None or value.microsecond):
+            return None
+        return value if RuleValue.of(self.name, value).kind == self.kind else None
 
     def __str__(self) -> str:
-        return ", ".join((self.expression, *self.typed))
+        return f"{self.name} = {self.text} ({self.kind})"
+
+
+_READERS: Final[dict[str, Callable[[str], PlainValue]]] = {
+    "boolean": {"true": True, "false": False}.__getitem__,
+    "int": int,
+    "long": int,
+    "double": float,
+    "dateTime": datetime.fromisoformat,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SqlFilter:
+    """Selects messages for which an SQL expression is true. `typed` are the parameters of its rule."""
+
+    expression: str = EVERY_MESSAGE
+    typed: tuple[RuleValue, ...] = ()
+
+    def __str__(self) -> str:
+        return ", ".join((self.expression, *map(str, self.typed)))
 
 
 @dataclass(frozen=True, slots=True)
 class CorrelationFilter:
     """Selects messages whose properties have exactly these values. An empty value is not compared.
 
-    `properties` are application properties, sorted by name; azure-mgmt-servicebus supports text only.
+    `properties` are application properties that are text, sorted by name, and `typed` all others, which
+    azure-mgmt-servicebus does not support.
     """
 
     correlation_id: str = ""
@@ -109,12 +157,12 @@ class CorrelationFilter:
     reply_to_session_id: str = ""
     content_type: str = ""
     properties: tuple[tuple[str, str], ...] = ()
-    typed: tuple[str, ...] = ()
+    typed: tuple[RuleValue, ...] = ()
 
     def __str__(self) -> str:
         system = ((name, getattr(self, name)) for name in CORRELATION_KEYS)
         selected = " and ".join(f"{name} = {value!r}" for name, value in (*system, *self.properties) if value)
-        return ", ".join((selected, *self.typed))
+        return ", ".join(filter(None, (selected, *map(str, self.typed))))
 
 
 CORRELATION_KEYS = tuple(each.name for each in fields(CorrelationFilter) if each.name not in ("properties", "typed"))

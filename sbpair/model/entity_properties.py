@@ -18,7 +18,7 @@ from sbpair.model.tiers import MEGABYTES, Tier, listed
 from sbpair.timespan import TICKS_PER_SECOND, ticks
 
 MINUTE = 60 * TICKS_PER_SECOND
-INT_MAX = 2**31 - 1
+INT_MIN, INT_MAX, LONG_MAX = -(2**31), 2**31 - 1, 2**63 - 1
 MAX_TEXT = 1024
 STATUSES = ("Active", "Disabled", "SendDisabled", "ReceiveDisabled")
 IDENTIFYING = frozenset({"path", "topic", "subscription", "name"})
@@ -66,7 +66,7 @@ class EntityProperty(NamedTuple):
 
     def refusal(self, value: Any, tiers: Collection[Tier]) -> str:
         """Return why none of these tiers takes a value; an empty text if one does."""
-        if value and not self.in_basic and not any(tier.has_everything for tier in tiers):
+        if value and value != self.default and not self.in_basic and not any(tier.has_everything for tier in tiers):
             return "it is not available"
         try:
             return self.limit(value, tiers)
@@ -127,7 +127,14 @@ _ROWS = (
         "max_delivery_count", lambda it, _: _expect(f"1 to {INT_MAX}", 1 <= it <= INT_MAX, it), is_sent=True
     ),
     EntityProperty("default_message_time_to_live", _time_to_live, is_duration=True, is_sent=True, alters=_shorter),
-    _duration("auto_delete_on_idle", "at least 5 minutes", lambda it: it >= 5 * MINUTE, is_sent=True, alters=_shorter),
+    _duration(
+        "auto_delete_on_idle",
+        "at least 5 minutes",
+        lambda it: it >= 5 * MINUTE,
+        is_sent=True,
+        in_basic=False,
+        alters=_shorter,
+    ),
     EntityProperty("dead_lettering_on_message_expiration", is_sent=True, alters=lambda expected, _: expected),
     EntityProperty("dead_lettering_on_filter_evaluation_exceptions", alters=lambda expected, _: expected),
     EntityProperty("enable_batched_operations", is_sent=True),

@@ -108,7 +108,7 @@ def namespace_code(
     With `partitioned`, every queue and topic is: a partitioned Premium namespace requires it. Raises UsageError for
     entities that the service would refuse.
     """
-    check_document(pair, entities)
+    check_document(pair, entities, in_arm=True)
     resources = _resources(entities.entities, partitioned=partitioned)
     spec = backlog.queue_spec(pair.primary.name, pair.backlog_queues - 1)
     properties = body_of(with_partitions(spec) if partitioned else spec)["properties"]

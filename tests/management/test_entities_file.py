@@ -137,7 +137,13 @@ BAD = [
     ),
     ("[topics.t.subscriptions.s.rules.r]\ncorrelation = {}", "2:1: filter of rule", ""),
     ("[topics.t.subscriptions.s.rules.r]\nsql = 'a=1'\ncorrelation.to = 'x'", "3:1: a rule has sql or", ""),
-    ("[topics.t.subscriptions.s.rules.r.correlation]\nproperties = {a = 1}", "2:15: a must be text", ""),
+    ("[topics.t.subscriptions.s.rules.r.correlation]\nproperties.a = []", "2:12: a must be text", ""),
+    ("[topics.t.subscriptions.s.rules.r.correlation]\nproperties.a = nan", "2:12: a must be text", ""),
+    ("[topics.t.subscriptions.s.rules.r.correlation]\nproperties.a = -2147483649", "2:12: a must be text", "-2147483648 to"),
+    ("[topics.t.subscriptions.s.rules.r.correlation]\nproperties.a = 9223372036854775808", "2:12: a must be text", "whole numbers"),
+    ("[topics.t.subscriptions.s.rules.r.correlation]\nproperties.a = 2026-01-01", "2:12: a must be text", ""),
+    ("[topics.t.subscriptions.s.rules.r.correlation]\nproperties.a = 2026-01-01T00:00:00", "2:12: a must be text", "correct a"),
+    ("[topics.t.subscriptions.s.rules.r.correlation]\nproperties.a = 2026-01-01T00:00:00.5Z", "2:12: a must be text", "whole seconds"),
     ("[queues.a]\n[queues.A]", "2:9: queue A uses a name that the file defines above", ""),
     ("[topics.a]\n[queues.A]", "1:9: topic a uses a name that the file defines above", ""),
     ("[queues]\na.forward_to = 'b'\nb.forward_dead_lettered_messages_to = 'A'", "to each other in a circle: ", ""),
@@ -158,7 +164,22 @@ def test_each_fault_is_reported_with_line_and_column(text: str, told: str, hint:
     assert "c2VjcmV0" not in caught.value.message + caught.value.hint
 
 
+FAULTS = """\
+[queues.a]
+x = 1
+lock_duration = 'soon'
+status = 3
+[topics.t]
+auto_delete_on_idle = "1s"
+[topics.t.subscriptions.s.rules.a]
+sql = "a ="
+[topics.t.subscriptions.s.rules.b.correlation]
+properties.n = nan
+"""
+
+
 def test_the_error_of_the_first_fault_has_the_others_in_order() -> None:
     with pytest.raises(UsageError, match=r"e.toml:2:1: unknown key 'x' of a queue") as caught:
-        parse_entities("[queues.a]\nx = 1\nlock_duration = 'soon'\nstatus = 3", "e.toml")
-    assert [each.message.partition(" ")[0] for each in caught.value.others] == ["e.toml:3:1:", "e.toml:4:1:"]
+        parse_entities(FAULTS, "e.toml")
+    lines = [each.message.partition(" ")[0] for each in caught.value.others]
+    assert lines == [f"e.toml:{each}:" for each in ("3:1", "4:1", "6:1", "8:1", "10:12")]

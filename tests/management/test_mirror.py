@@ -35,7 +35,7 @@ LAYOUT: list[AnyEntity] = [
     Rule("events", "eu", "europe", SqlFilter("region = 'eu'"), "SET seen = 1"),
     Rule("events", "eu", "urgent", CorrelationFilter(label="urgent", properties=(("tenant", "a"),))),
 ]
-FIVE = read_typed("int", "5")
+FIVE = read_typed("short", "5")
 
 
 class Mirror:
@@ -183,8 +183,8 @@ async def test_a_rule_that_cannot_be_copied_exactly_is_refused_and_drops_nothing
         report = await m.provision()
         reasons = {item.name.rpartition("/")[2]: item.reason for item in report.of(Outcome.FAILED)}
         assert reasons == {
-            "typed": "it has values that are not text, and is not copied: n = 5 (int)",
-            "limit": "it has values that are not text, and is not copied: @n = 5 (int)",
+            "typed": "it has values of other types than sbpair writes, and is not copied: n = 5 (short)",
+            "limit": "it has values of other types than sbpair writes, and is not copied: @n = 5 (short)",
         }
         assert provision_exit_code(report) == 3
         # Messages for the missing rules arrive all the same.

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from sbpair import errors
+from sbpair.amqp.types import Timestamp
 from sbpair.amqp_server.shared_access import AccessRight, AuthorizationRule
 from sbpair.azure.atom import AtomNamespace, open_atom
 from sbpair.emulator.entities.description import QueueDescription, TopicDescription
@@ -16,7 +17,7 @@ from sbpair.emulator.entities.rules import SubscriptionRule as EmulatedRule
 from sbpair.management.calls import Listed
 from sbpair.management.entities_file import EntitiesDocument, parse_entities
 from sbpair.management.provisioning import EntityReport, provision, provision_exit_code
-from sbpair.model.entities import Queue, Rule, Subscription, Topic
+from sbpair.model.entities import Queue, Rule, SqlFilter, Subscription, Topic
 from sbpair.model.pair import Endpoint
 from sbpair.model.report import Outcome
 from sbpair.model.retries import Retrying
@@ -184,26 +185,64 @@ async def test_failed_entity_and_its_dependents_are_named_and_others_created() -
 
 
 async def test_subscription_with_a_refused_rule_selects_no_other_messages() -> None:
-    refused = "events/Subscriptions/audit/Rules/europe"
+    refused = "events/Subscriptions/audit/Rules/urgent"
     async with open_emulator() as emulator:
         emulator.faults.refuse_requests(HERE, 500, refused, method="PUT")
         assert names(await provisioned(emulator), Outcome.FAILED, HERE) == [refused]
         audit = emulator.namespaces[HERE].topic("events").subscription("audit")
-        assert [each.name for each in audit.rules] == ["urgent"]
+        assert [each.name for each in audit.rules] == ["europe"]
         emulator.faults.end_all()
         assert names(await provisioned(emulator), Outcome.CREATED, HERE) == [refused]
         assert provision_exit_code(await provisioned(emulator), strict=True) == 0
 
 
-async def test_repetition_of_a_stopped_run_removes_its_closed_rule() -> None:
+COMPARED = {
+    "n": ("5", 5),
+    "big": ("3000000000", 3_000_000_000),
+    "x": ("1.5", 1.5),
+    "flag": ("true", True),
+    "at": ("2026-01-01T13:00:00+01:00", Timestamp(1_767_268_800_000)),
+    "text": ("'5 <&>'", "5 <&>"),
+}
+RULES = {
+    **{name: f"correlation.properties.{name} = {toml}" for name, (toml, _) in COMPARED.items()},
+    "sql": """sql = "a < 'b'"\naction = "SET a = '<'\"""",
+    "none": "sql = '1=0'",
+    "every": "action = 'SET b = 1'",
+}
+
+
+async def test_first_rule_comes_with_its_subscription_and_compares_typed_values() -> None:
+    tables = (f"[topics.t.subscriptions.{{}}.rules.{name}]\n{text}\n" for name, text in RULES.items())
+    written = "".join(each.format(name) + each.format("all") for name, each in zip(RULES, tables, strict=True))
+    document = parse_entities(written, "e.toml")
     async with open_emulator() as emulator:
-        emulator.faults.refuse_requests(HERE, 500, "events/Subscriptions/audit/Rules/$Default", method="DELETE")
-        assert names(await provisioned(emulator), Outcome.FAILED, HERE) == ["events/Subscriptions/audit/Rules/$Default"]
-        audit = emulator.namespaces[HERE].topic("events").subscription("audit")
-        assert audit.find_rule("$Default").filter.expression == "1=0"
-        emulator.faults.end_all()
-        assert {each.outcome for each in await provisioned(emulator)} == {Outcome.EXISTING}
-        assert [each.name for each in audit.rules] == ["europe", "urgent"]
+        for name in RULES:  # no request is made for a first rule, or for one that is not there
+            emulator.faults.refuse_requests(HERE, 403, f"t/Subscriptions/{name}/Rules/{name}", method="PUT")
+            emulator.faults.refuse_requests(HERE, 403, f"t/Subscriptions/{name}/Rules/$Default", method="DELETE")
+        for outcome in (Outcome.CREATED, Outcome.EXISTING):
+            assert {each.outcome for each in await provisioned(emulator, document)} == {outcome}
+        topic = emulator.namespaces[HERE].topic("t")
+        for name in RULES:
+            [first], other = topic.subscription(name).rules, topic.subscription("all").find_rule(name)
+            assert (first.name, first.action) == (name, other.action)
+            if name in COMPARED:
+                compared = [[(each.kind, each.value) for _, each in rule.filter.properties] for rule in (first, other)]
+                assert compared[0] == compared[1]
+                assert dict(first.filter.properties)[name].original == COMPARED[name][1]
+            else:
+                assert first.filter == other.filter
+
+
+async def test_closed_rule_of_an_earlier_version_is_removed_at_last() -> None:
+    async with open_emulator() as emulator:
+        topic, audit = Topic("events"), Subscription("events", "audit")
+        async with open_atom(pair_on(emulator, 1).primary) as control:
+            await control.create(topic)
+            await control.create_with_rule(audit, Rule("events", "audit", "$Default", SqlFilter("1=0")))
+        await provisioned(emulator)
+        made = emulator.namespaces[HERE].topic("events").subscription("audit")
+        assert [each.name for each in made.rules] == ["europe", "urgent"]
 
 
 @pytest.mark.parametrize("status", [401, 403])
@@ -259,7 +298,7 @@ def opening(create: Callable[[Any, Any], Awaitable[bool]]) -> Any:
     @asynccontextmanager
     async def opens(endpoint: Endpoint) -> AsyncIterator[AtomNamespace]:
         async with open_atom(endpoint) as control:
-            control.create_closed = partial(create, control.create_closed)
+            control.create_with_rule = partial(create, control.create_with_rule)
             control.create = partial(create, control.create)
             yield control
 
@@ -270,8 +309,8 @@ async def test_call_without_answer_at_a_stop_is_in_doubt() -> None:
     async with open_emulator() as emulator:
         stop = asyncio.Event()
 
-        async def silent(create: Any, entity: object) -> bool:
-            await create(entity)
+        async def silent(create: Any, entity: object, *rule: Rule) -> bool:
+            await create(entity, *rule)
             stop.set()
             return await asyncio.Event().wait()
 
@@ -284,8 +323,8 @@ async def test_call_without_answer_at_a_stop_is_in_doubt() -> None:
 async def test_creation_without_answer_is_recognised() -> None:
     unanswered = {each.path for each in LAYOUT.entities}
 
-    async def silent(create: Any, entity: Queue) -> bool:
-        created: bool = await create(entity)
+    async def silent(create: Any, entity: Queue, *rule: Rule) -> bool:
+        created: bool = await create(entity, *rule)
         if entity.path in unanswered:
             unanswered.remove(entity.path)
             raise errors.TimedOut("no answer")
@@ -335,6 +374,7 @@ REFUSED = [
     (layout(*(Queue(f"q{n}", enable_partitioning=True) for n in range(101))), "standard", "no room for 101 more"),
     (layout(Topic("a")), "basic", "topics do not exist in a Basic"),
     (layout(Queue("a", requires_session=True)), "basic", "requires_session of queue a: it is not available"),
+    (layout(Queue("a", auto_delete_on_idle="PT1H")), "basic", "auto_delete_on_idle of queue a: it is not available"),
     (layout(Queue("a", default_message_time_to_live="P15D")), "basic", "at most 14 days"),
     (layout(), "basic", "default_message_time_to_live of queue contoso/x-servicebus-transfer/0"),
 ]
@@ -347,8 +387,18 @@ async def test_refusals_of_the_tier_are_reported_before_any_creation(
     async with open_emulator(tier) as emulator:
         with pytest.raises(errors.UsageError) as caught:
             await provisioned(emulator, wanted)
-        assert told in caught.value.message
+        assert told in "".join(each.message for each in (caught.value, *caught.value.others))
         assert everything(emulator) == set()
+
+
+async def test_all_refusals_of_the_tier_come_at_once_with_their_lines() -> None:
+    text = "[queues.a]\nrequires_session = true\nauto_delete_on_idle = '1h'\n[topics.t]\n"
+    async with open_emulator("basic", "standard") as emulator:
+        with pytest.raises(errors.UsageError) as caught:
+            await provisioned(emulator, parse_entities(text, "e.toml"))
+        found = sorted(each.message for each in (caught.value, *caught.value.others))
+        assert [each.split(": ")[0] for each in found] == ["e.toml:2:1", "e.toml:3:1", "e.toml:4:9"]
+        assert not [each for each in everything(emulator) if "$" not in each]
 
 
 async def test_partitioned_entity_101_is_refused_before_any_creation() -> None:
