@@ -68,9 +68,6 @@ MAX_PEEK = 250
 """One page of each queue: the first message is the oldest, except for scheduled ones."""
 
 
-_NOTHING = "sbpair-checks-its-credential"
-
-
 @dataclass(frozen=True, slots=True)
 class SideStatus(Failing):
     """One namespace: the seconds until its management side answered without a token, or `error`.
@@ -349,20 +346,9 @@ async def read_side(
 
 async def _authenticate(endpoint: Endpoint, seconds: float) -> None:
     """Raise the error of a credential that is accepted neither by management nor for a link."""
-    try:
-        with suppress(NotAuthorized, ServiceRefused):
-            async with open_atom(endpoint, call_seconds=seconds) as namespace:
-                await namespace.tier_name()
-    except NotAuthenticated as refusal:
-        # Management also answers so to a good credential without Manage. Nothing has this name: a link to it is
-        # missing, or refused before that.
-        try:
-            async with asyncio.timeout(seconds), signed_in(connect, endpoint) as client:
-                await _open_link(client, endpoint, _NOTHING, seconds)
-        except (EntityMissing, NotAuthorized):
-            return
-        except (NotAuthenticated, TimeoutError):
-            raise refusal from None
+    with suppress(NotAuthorized, ServiceRefused):
+        async with open_atom(endpoint, call_seconds=seconds) as namespace:
+            await namespace.tier_name()
 
 
 async def _links(side: SideStatus, names: Sequence[str], seconds: float) -> tuple[PingResult, ...]:

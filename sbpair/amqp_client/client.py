@@ -467,9 +467,9 @@ class AmqpClient:
             self._claims[audience] = Claim(again, claim.expires_at)
 
     async def _put_token(self, audience: str) -> None:
-        credential = self._endpoint.present
-        kind, token = await self._token(credential, audience)
         entity = audience.split("/", 3)[3]
+        credential = self._endpoint.credential_for(entity)
+        kind, token = await self._token(credential, audience)
         doing = f"signing in to {self._endpoint.authority} for {entity!r}"
         try:
             async with asyncio.timeout(None if self._claims else FIRST_ANSWER_SECONDS):

@@ -13,7 +13,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, ClassVar, TypeVar, cast
 from urllib.parse import parse_qs, quote, urlsplit
 
-from sbpair.azure.credentials import authorization_for
+from sbpair.azure.credentials import authorization_for, signed_in
 from sbpair.azure.descriptions import (
     bytes_of,
     counts_of,
@@ -27,6 +27,7 @@ from sbpair.azure.descriptions import (
 )
 from sbpair.azure.http_client import CALL_SECONDS, AnswerLimit, HttpClient
 from sbpair.azure.management_errors import (
+    lacks_manage,
     missing,
     of_answer,
     refuse_unreadable_answers,
@@ -36,8 +37,10 @@ from sbpair.azure.management_errors import (
 from sbpair.bounded_xml import parse_xml
 from sbpair.errors import (
     EntityMissing,
+    KeysDisabled,
     NameTaken,
     NotAuthenticated,
+    NotAuthorized,
     PartitionsWanted,
     SbpairError,
     ServiceRefused,
@@ -116,7 +119,7 @@ class AtomNamespace:
     def __init__(
         self,
         http: HttpClient,
-        authorization: Callable[[], Awaitable[str]],
+        authorization: Callable[[str], Awaitable[str]],
         endpoint: Endpoint,
         call_seconds: float,
         stack: AsyncExitStack,
@@ -135,6 +138,7 @@ class AtomNamespace:
         self._wants_partitions = False
         self._capacity: Capacity | None = None
         self._capacity_lock = asyncio.Lock()
+        self._linked: set[str] = set()
 
     # The namespace
 
@@ -381,7 +385,7 @@ class AtomNamespace:
         credential = self._endpoint.present
         with translate_management_errors(what, self._namespace, self._http.netloc):
             async with asyncio.timeout(self._call_seconds):
-                headers = {"Authorization": await self._authorization()}
+                headers = {"Authorization": await self._authorization(path[0])}
             async with self._limit.one_request():
                 response = await self._http.request(method, target, headers)
         if response.status == 401 and not had_time and clock.difference() and self._signs():
@@ -394,11 +398,34 @@ class AtomNamespace:
             # Another key may be there; or the token ended on its way, and the next one is another.
             if isinstance(error, NotAuthenticated) and (
                 await has_another(self._endpoint.rotated, credential)
-                or (isinstance(credential, Identity) and await self._authorization() != headers["Authorization"])
+                or (isinstance(credential, Identity) and await self._authorization(path[0]) != headers["Authorization"])
             ):
                 return await self._request(method, what, path, query)
+            if isinstance(error, NotAuthenticated) and await self._takes_links(path[0]):
+                raise lacks_manage(what, self._namespace) from error
             raise error
         return response.body
+
+    async def _takes_links(self, path: str) -> bool:
+        """Return whether a link is accepted with the credential: to management without Manage, the answer may be 401.
+
+        It is opened to the entity of the request, or of the key. Nothing has the third name: a link to it is missing,
+        or refused before that.
+        """
+        from sbpair.amqp_client.client import connect  # few commands get such an answer
+
+        entity = path if not path.startswith("$") else self._endpoint.entity or "sbpair-checks-its-credential"
+        if entity not in self._linked:
+            try:
+                async with asyncio.timeout(self._call_seconds), signed_in(connect, self._endpoint) as client:
+                    (await client.sender(entity)).close()
+            except (EntityMissing, NotAuthorized) as error:
+                if isinstance(error, KeysDisabled):
+                    return False
+            except (SbpairError, TimeoutError):
+                return False
+            self._linked.add(entity)
+        return True
 
     def _signs(self) -> bool:
         return isinstance(self._endpoint.credential, SasKey)

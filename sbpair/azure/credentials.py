@@ -29,21 +29,24 @@ SERVICE_BUS_SCOPE = "https://servicebus.azure.net/.default"
 
 
 @asynccontextmanager
-async def authorization_for(endpoint: Endpoint) -> AsyncIterator[Callable[[], Awaitable[str]]]:
-    """Open a function () -> the Authorization header of a request. It raises NoToken, NotAuthenticated."""
+async def authorization_for(endpoint: Endpoint) -> AsyncIterator[Callable[[str], Awaitable[str]]]:
+    """Open a function (path of a request) -> its Authorization header. It raises NoToken, NotAuthenticated."""
     credential = endpoint.credential
     if isinstance(credential, Identity):
         async with shared_tokens(credential) as tokens:
 
-            async def bearer() -> str:
+            async def bearer(_path: str) -> str:
                 return f"Bearer {(await tokens.get_token(SERVICE_BUS_SCOPE)).token}"
 
             yield bearer
         return
 
-    async def header() -> str:
-        key = credential if endpoint.rotated is None else endpoint.rotated.current
-        return signed_token(key, f"https://{endpoint.authority}", endpoint.clock.latest()).value
+    async def header(path: str) -> str:
+        key = endpoint.credential_for(path)
+        assert not isinstance(key, Identity)  # noqa: S101  # for the type checker
+        # The key of an entity signs for it alone, and that of a namespace for both.
+        below = f"/{path}" if endpoint.entity and not path.startswith("$") else ""
+        return signed_token(key, f"https://{endpoint.authority}{below}", endpoint.clock.latest()).value
 
     yield header
 

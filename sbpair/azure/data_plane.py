@@ -60,7 +60,7 @@ class SdkKey:
 
     def get_token(self, *scopes: str, **_options: Any) -> Any:
         """Return the signature for an address, an AccessToken."""
-        self._used = self._endpoint.present
+        self._used = self._endpoint.credential_for(urlsplit(scopes[0]).path.strip("/"))
         assert not isinstance(self._used, Identity)  # noqa: S101
         token = signed_token(self._used, scopes[0], self._endpoint.clock.latest())
         return AccessToken(token.value, int(token.expires_at))

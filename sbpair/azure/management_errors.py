@@ -226,11 +226,15 @@ def _translation(answer: ServiceResponse, what: str, namespace: str, key_is_wron
 
 def _unauthorized(answer: ServiceResponse, what: str, namespace: str, key_is_wrong: str) -> errors.SbpairError:
     if _LACKS_MANAGE.search(answer.detail):
-        return errors.NotAuthorized(f"cannot {what}: the key for {namespace} lacks a claim", hint=_CLAIM_HINT)
+        return lacks_manage(what, namespace)
     error = refused(f"cannot {what}: {namespace} does not accept the key or token", answer.detail, key_is_wrong)
     if not isinstance(error, errors.NotAuthenticated):
         error.message = f"cannot {what}: {namespace} refuses it: {answer.detail[:MAX_DETAIL_CHARACTERS]}"
     return error
+
+
+def lacks_manage(what: str, namespace: str) -> errors.NotAuthorized:
+    return errors.NotAuthorized(f"cannot {what}: the key for {namespace} lacks a claim", hint=_CLAIM_HINT)
 
 
 def missing(what: str, namespace: str) -> errors.SbpairError:

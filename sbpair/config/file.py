@@ -85,7 +85,8 @@ def named_variables(path: Path) -> set[object]:
     except SbpairError:
         return set()
     sides = [table.get(side) for table in tables for side in SIDES] + namespaces
-    return {side.get(key) for side in sides if isinstance(side, dict) for key in VARIABLE_KEYS}
+    named = [side.get(key) for side in sides if isinstance(side, dict) for key in VARIABLE_KEYS]
+    return {str(each) for names in named for each in (names if isinstance(names, list) else [names])}
 
 
 def create_file(path: Path, text: str, *, options: str = "--config or SBPAIR_CONFIG") -> None:
@@ -230,13 +231,14 @@ def _setting(key: str, value: str | int | bool, place: str, environ: Environment
         return "address", key_file(str(value), f"{place}: {key}")
     if key not in VARIABLE_KEYS:
         return "address" if key == "namespace" else key, Setting(value, place, Origin.FILE)
-    variable = str(value)
+    variable, *others = str(value).split()
+    more = [_setting(key, each, place, environ)[1] for each in others]
     if not environ.get(variable):
         # A client secret may look like a name.
         shown = variable if key != "client_secret_env" or variable.isupper() else "that client_secret_env names"
         hint = f"export {variable if shown == variable else 'NAME'}='{_EXAMPLES[key]}'"
         raise UsageError(f"{place}: the variable {shown} is not set", hint=hint)
-    return VARIABLE_KEYS[key], Setting(Secret(environ[variable]), variable, Origin.ENVIRONMENT)
+    return VARIABLE_KEYS[key], Setting(Secret(environ[variable], more=tuple(more)), variable, Origin.ENVIRONMENT)
 
 
 def _values(
@@ -269,6 +271,8 @@ def _wrong_key(key: str, known: tuple[str, ...], place: str) -> UsageError:
 
 
 def _scalar(value: object, key: str, place: str) -> str | int | bool:
+    if key == "connection_string_env" and isinstance(value, list) and value:  # a variable for each entity
+        return " ".join(str(_scalar(each, key, place)) for each in value)
     if isinstance(value, str) and looks_like_connection_string(value):
         raise _secret_in_file(place)
     if key in VARIABLE_KEYS and not (isinstance(value, str) and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", value)):

@@ -31,6 +31,8 @@ from sbpair.model.pair import (
     Endpoint,
     Identity,
     Pair,
+    SasKey,
+    SasToken,
     Transport,
     first_label,
     is_address,
@@ -50,11 +52,13 @@ Environment: TypeAlias = Mapping[str, str]
 class Secret:
     """A connection string, a proxy with its credentials, or an identity's secret, hidden from every repr and message.
 
-    `text` may name one in a secret manager. `reread` returns what its source has now; None where that stays the same.
+    `text` may name one in a secret manager. `more` are those of further entities. `reread` returns what its source has
+    now; None where that stays the same.
     """
 
     text: str = field(repr=False)
     reread: Callable[[], str] | None = field(default=None, repr=False, compare=False)
+    more: tuple[Setting, ...] = ()
 
     def opened(self, source: str) -> Secret:
         """Return it with the text that its file, or the secret manager, has. Raises the errors of both."""
@@ -247,7 +251,8 @@ def _endpoint_at(address: Setting) -> tuple[Endpoint, Transport | None]:
             rotated = RotatedKey(credential_of(secret.text), lambda: credential_of(reread()))
         for remark in remarks_on(secret.text):
             log.warning("%s: %s", address.source, remark)
-        return replace(endpoint, key_source=address.source, rotated=rotated), transport
+        endpoint = replace(endpoint, key_source=address.source, rotated=rotated)
+        return replace(endpoint, other_keys=_other_keys(endpoint, address.value.more)), transport
     text = str(address.value)
     if looks_like_connection_string(text):
         raise UsageError(
@@ -261,6 +266,27 @@ def _endpoint_at(address: Setting) -> tuple[Endpoint, Transport | None]:
             hint=f"write contoso or contoso{PUBLIC_SUFFIX}",
         )
     return Endpoint(first_label(host), host, host, AMQPS_PORT, tls=True, credential=Identity()), None
+
+
+def _other_keys(endpoint: Endpoint, more: tuple[Setting, ...]) -> tuple[tuple[str, SasKey | SasToken], ...]:
+    """Return the keys of further entities by their paths. Raises UsageError for one of another namespace."""
+    others = [(each.source, _endpoint_at(each)[0]) for each in more]
+    known: dict[str, str] = {}
+    for source, other in [(endpoint.key_source, endpoint), *others] if others else []:
+        wrong, hint = "", "copy the connection string of the queue's own shared access policy"
+        if not other.entity:
+            wrong = "has no EntityPath, and is one of several"
+        elif other.authority != endpoint.authority:
+            wrong, hint = (
+                f"is of {other.name}, and {endpoint.key_source} of {endpoint.name}",
+                "keep those of one namespace",
+            )
+        elif (path := other.entity.lower()) in known:
+            wrong, hint = f"has the EntityPath of {known[path]}", "keep one of them"
+        if wrong:
+            raise UsageError(f"{source}: the connection string {wrong}", hint=hint)
+        known[path] = source
+    return tuple((other.entity, other.present) for _, other in others)  # type: ignore[misc]
 
 
 def _with_overrides(endpoint: Endpoint, side: str, settings: Mapping[str, Setting]) -> Endpoint:

@@ -46,6 +46,7 @@ def endpoint_from_connection_string(text: str, *, name: str | None = None, ca_fi
         ca_file=ca_file,
         emulator=emulator,
         transport=transport_in(text) or Transport.TCP,
+        entity=parts.get("entitypath", ""),
     )
 
 
@@ -58,8 +59,6 @@ def remarks_on(text: str) -> Iterator[str]:
     """Yield the ignored parts of a connection string, and the limit of its key. Values are not repeated."""
     parts = _connection_string_parts(text)
     url = _url_of(parts)
-    if "entitypath" in parts:
-        yield "it has an EntityPath: its key may be for that entity alone"
     if url.port == HTTPS_PORT and not _is_emulator(parts):
         yield "the port of its Endpoint is ignored: AMQP has another one, and TransportType=AmqpWebSockets uses 443"
     if url.path.strip("/") or url.query:

@@ -104,6 +104,9 @@ class Endpoint:
     is the variable that the key, the signature or the secret of an identity came from, or the path of a key's file;
     `rotated` has the key where that source may get another one.
 
+    `entity` is the one that the key is for, as far as its connection string has it. `other_keys` are those of further
+    entities, by their paths.
+
     `transport` carries AMQP. HTTPS and WebSockets go through `proxy`, else through the environment's, if any. `clock`
     has the namespace's time, as far as connections to it have shown it.
     """
@@ -121,11 +124,29 @@ class Endpoint:
     proxy: Proxy | None = None
     clock: NamespaceClock = field(default_factory=NamespaceClock, compare=False, repr=False)
     rotated: RotatedKey[SasKey | SasToken] | None = field(default=None, compare=False, repr=False)
+    entity: str = ""
+    other_keys: tuple[tuple[str, SasKey | SasToken], ...] = field(default=(), repr=False)
+
+    def credential_for(self, path: str) -> Credential:
+        """Return the credential to sign with for an entity, a part of it or a subscription."""
+        for entity, key in self.other_keys:
+            within = tuple(f"{entity}/{part}".lower() for part in ("$", "subscriptions/"))
+            if path.lower() == entity.lower() or path.lower().startswith(within):
+                return key
+        return self.present
 
     @property
     def present(self) -> Credential:
         """The credential to sign with now."""
         return self.credential if self.rotated is None else self.rotated.current
+
+    def require_one_key(self) -> None:
+        """Raise UsageError for a namespace with several keys, which no environment variable can have."""
+        if self.other_keys:
+            raise UsageError(
+                f"{self.name} has keys of {1 + len(self.other_keys)} entities; other machines and Spark take one key",
+                hint="give connection_string_env one variable, with a key of the namespace",
+            )
 
     @property
     def key_file(self) -> str:
@@ -376,6 +397,8 @@ def pair_variables(pair: Pair, *, files: bool = False) -> tuple[dict[str, str], 
 
     With `files`, a key that is in a file stays there; else it is one of the secrets, as for another machine.
     """
+    for end in (pair.primary, pair.secondary):
+        end.require_one_key()
     found: dict[str, str] = {"SBPAIR_LOST": pair.lost} if pair.lost else {}
     secrets = []
     for side, end in (("SBPAIR_PRIMARY", pair.primary), ("SBPAIR_SECONDARY", pair.secondary)):

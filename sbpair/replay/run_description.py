@@ -300,6 +300,7 @@ class NamespaceAccess:
     @classmethod
     def from_endpoint(cls, endpoint: Endpoint) -> NamespaceAccess:
         """Return the access. Raises UsageError for a secret that is in no environment variable."""
+        endpoint.require_one_key()
         proxy = endpoint.proxy if endpoint.proxy and endpoint.proxy.user is not None else None
         identity = endpoint.credential if isinstance(endpoint.credential, Identity) else None
         keyless = not endpoint.key_source and (identity is None or bool(identity.secret))

@@ -84,7 +84,7 @@ class Session:
     """A pair of `contoso` and `contoso-dr`, at which the lines of a session are executed in turn."""
 
     def __init__(self, thread: EmulatorThread, home: Path, run: Runs) -> None:
-        self._thread, self._home, self._run = thread, home, run
+        self.thread, self._home, self._run = thread, home, run
         self._namespaces = dict(zip(("primary", "secondary"), thread.emulator.namespaces.values(), strict=True))
         (home / "config.toml").write_text(CONFIG)
         archive = self._namespaces["secondary"].connection_string
@@ -107,7 +107,7 @@ class Session:
             if words[0] == "listen":  # it waits for the namespaces
                 self._listen(*words[1:])
                 return ""
-            return _steady(self._thread.do(lambda: getattr(self, f"_{words[0]}")(*words[1:])) or "")
+            return _steady(self.thread.do(lambda: getattr(self, f"_{words[0]}")(*words[1:])) or "")
         keys: list[str] = []
         if "|" in words:
             words, keys = words[: words.index("|")], words[words.index("|") + 1 :]
@@ -293,25 +293,25 @@ class Session:
     def _listen(self, status: str = "", side: str = "") -> None:
         """End what listens on the relay `default`, which is created first; answer with a status, on a side or both."""
         if self._relay is None:
-            self._relay = RelayWorld(self._thread, self._run)
+            self._relay = RelayWorld(self.thread, self._run)
             self._environ |= {name: value for name, value in self._relay.environ.items() if "RELAY" in name}
         self._listening.close()
         if status:
             self._listening.enter_context(self._relay.listener(int(status), side or None))
 
     def _down(self, namespace: str) -> None:
-        self._thread.emulator.faults.namespace_down(namespace)
+        self.thread.emulator.faults.namespace_down(namespace)
 
     def _refuse(self, namespace: str) -> None:
         """Refuse requests to manage a namespace."""
-        self._thread.emulator.faults.refuse_requests(namespace, 401)
+        self.thread.emulator.faults.refuse_requests(namespace, 401)
 
     def _advance(self, seconds: str) -> None:
         """Let time pass in the namespaces."""
-        self._thread.emulator.advance(int(seconds) * 1_000)
+        self.thread.emulator.advance(int(seconds) * 1_000)
 
     def _up(self) -> None:
-        self._thread.emulator.faults.end_all()
+        self.thread.emulator.faults.end_all()
 
     def _take(self, side: str, path: str) -> str:
         """Lock all messages and dead letters that nobody has locked, and show how many those are."""

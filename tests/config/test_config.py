@@ -479,13 +479,13 @@ def test_the_transport_of_a_connection_string_wins_over_the_file_alone(
     assert (shown.value, shown.source.endswith(source)) == (transport, True)
 
 
-def test_an_entity_path_is_accepted_and_said(home: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_entity_path_is_that_of_the_key(home: Path, caplog: pytest.LogCaptureFixture) -> None:
     profile = loaded(
         home, **EMULATORS | {"SBPAIR_PRIMARY_CONNECTION_STRING": f"{connection_string('a:1')};EntityPath=q"}
     )
     assert profile.pair.primary.credential == SasKey("Root", KEY)
-    said = "SBPAIR_PRIMARY_CONNECTION_STRING: it has an EntityPath: its key may be for that entity alone"
-    assert [each.getMessage() for each in caplog.records] == [said]
+    assert profile.pair.primary.entity == "q"
+    assert not caplog.records
 
 
 def test_all_mistakes_of_a_pair_are_errors_with_their_lines(home: Path) -> None:

@@ -1,0 +1,111 @@
+"""Every command with exactly the rights that its help names, as each kind of credential has them, and with others."""
+
+import shlex
+import time
+from collections.abc import Iterator
+from contextlib import chdir
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from sbpair.amqp_server.shared_access import AccessRight, AuthorizationRule
+from sbpair.emulator.bearer_tokens import AssignedRole
+from sbpair.testing import EmulatorOptions, EmulatorThread
+from tests.cli.test_sessions import SECRET, Session
+from tests.kit.command import captured
+from tests.kit.sas import sign
+
+BACKLOG = "contoso/x-servicebus-transfer/0"
+LISTEN, SEND, BOTH = "Listen", "Send", "Listen Send"
+ANY = "Listen or Send"
+PRIMARY, BACKLOG_READ = {"primary": ("orders", LISTEN)}, {"secondary": (BACKLOG, LISTEN)}
+NEEDED = {
+    "ping orders": {"primary": ("orders", SEND)},
+    "peek orders": PRIMARY,
+    "peek orders --messages dead": PRIMARY,
+    "receive orders": PRIMARY,
+    "receive orders --remove --yes --no-keep": PRIMARY,
+    "sessions grouped": {"primary": ("grouped", LISTEN)},
+    "remove orders --yes --no-keep": PRIMARY,
+    "send orders < line": {"primary": ("orders", SEND), "secondary": (BACKLOG, ANY)},
+    "send orders --to-backlog < line": {"primary": ("orders", ANY), "secondary": (BACKLOG, SEND)},
+    "move primary:orders secondary:copy": PRIMARY | {"secondary": ("copy", SEND)},
+    "redrive orders": {"primary": ("orders", BOTH)},
+    "redrive orders --by-reason": PRIMARY,
+    "redrive --backlog": {"primary": ("orders", SEND), **BACKLOG_READ},
+    "syphon --once": {"primary": ("orders", SEND), **BACKLOG_READ},
+    "syphon --dry-run": {"primary": ("orders", ANY), **BACKLOG_READ},
+    "status": {"primary": ("orders", ANY), **BACKLOG_READ},
+    "deadletters list": BACKLOG_READ,
+    "deadletters show": BACKLOG_READ,
+    "replay plan": {"primary": ("orders", ANY), **BACKLOG_READ},
+}
+"""The entities of each side that a command needs rights on, and which."""
+WITHOUT = {LISTEN: SEND, SEND: LISTEN, BOTH: LISTEN}
+ROLES = {"Send": "sender", "Listen": "receiver"}
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
+    home = tmp_path_factory.mktemp("home")
+    (home / "line").write_text("hello\n")
+    identity = EmulatorOptions(tls=True, identity=True)
+    with chdir(home), EmulatorThread(options=identity) as thread, Session(thread, home, captured) as made:
+        for line in ("primary orders", "primary grouped sessions", "secondary copy", f"secondary {BACKLOG}"):
+            made.answer(f"% queue {line}")
+        yield made
+
+
+def credential(session: Session, side: str, kind: str, entity: str, rights: str) -> dict[str, str]:
+    """Return the variables of a side with exactly these rights; without any, those of a wrong credential."""
+    emulator = session.thread.emulator
+    at = emulator.ready.namespaces[("primary", "secondary").index(side)]
+    namespace, prefix = emulator.namespaces[at.name], f"SBPAIR_{side.upper()}"
+    held = frozenset(map(AccessRight, rights.split()))
+    if kind == "role":
+        texts = [f"{at.client_id}={ROLES[each]}@{at.name}" for each in held]
+        namespace.bearers = emulator.bearers.limited(at.tenant_id, list(map(AssignedRole.parse, texts)))
+        identity = {"NAMESPACE": f"{at.name}.servicebus.windows.net", "ENDPOINT": at.endpoint[5:].rstrip("/")}
+        identity |= {"CA_FILE": str(emulator.ready.ca_file), "IDENTITY": "managed", "CLIENT_ID": at.client_id}
+        found = {f"{prefix}_{key}": value for key, value in identity.items()}
+        return found | {f"{prefix}_CONNECTION_STRING": "", **emulator.ready.identity.environment}
+    rule = AuthorizationRule("some", SECRET, SECRET, held or frozenset({AccessRight.LISTEN}))
+    namespace.keys = (namespace.keys[0], *([rule] if kind != "entity key" else []))
+    queue = namespace.find_queue(entity)
+    queue.update(replace(queue.description, authorization_rules=(rule,) if kind == "entity key" else ()))
+    endpoint = namespace.connection_string.partition(";")[0]
+    keyed = f"SharedAccessKeyName=some;SharedAccessKey={SECRET if held else 'wrong'}"
+    if kind == "token" and held:
+        keyed = f"SharedAccessSignature={sign(rule, endpoint.replace('Endpoint=sb', 'https'), int(time.time()) + 999)}"
+    tail = f";EntityPath={entity}" if kind == "entity key" else ""
+    return {f"{prefix}_CONNECTION_STRING": f"{endpoint};{keyed};UseDevelopmentEmulator=true{tail}"}
+
+
+def answer(session: Session, line: str, kind: str, needed: dict[str, tuple[str, str]]) -> str:
+    """Run a command with these rights, and a wrong credential on a side that it needs none on."""
+    for each in ("put primary orders m1", "bury primary orders Bad m2"):
+        session.answer(f"% {each}")
+    for each in (f"put secondary {BACKLOG} m3 to=orders", f"bury secondary {BACKLOG} Bad m4 to=orders"):
+        session.answer(f"% {each}")
+    environ = {"XDG_STATE_HOME": str(Path(f"state of {kind}").absolute())}
+    for side in ("primary", "secondary"):
+        entity, rights = needed.get(side, ("orders" if side == "primary" else BACKLOG, ""))
+        rights = LISTEN if rights == ANY else rights
+        made = partial(credential, session, side, kind, entity, rights)
+        environ |= session.thread.do(made)
+    words = " ".join(f"{name}={shlex.quote(value)}" for name, value in environ.items())
+    return session.answer(f"$ {words} sbpair {line}")
+
+
+@pytest.mark.parametrize("kind", ["namespace key", "entity key", "token", "role"])
+@pytest.mark.parametrize("line", NEEDED)
+def test_a_command_needs_the_rights_that_its_help_names_and_no_others(line: str, kind: str, session: Session) -> None:
+    needed = NEEDED[line]
+    told = answer(session, line, kind, needed)
+    assert not told.endswith(("exit 5\n", "exit 1\n")), told
+    for side, (entity, rights) in needed.items():
+        if rights != ANY:
+            told = answer(session, line, kind, {**needed, side: (entity, WITHOUT[rights])})
+            assert told.endswith("exit 5\n"), told
