@@ -105,6 +105,7 @@ class DestinationStatus:
     """A queue or topic, and the messages for it in the backlog: at least `waiting` unless `exact`.
 
     `note` is why it would not keep all of them; "" if it would. `topic` is whether it is a topic; None if unknown.
+    `asked` is whether it was named: then its check needs Send.
     """
 
     link: Annotated[PingResult, SPREAD]
@@ -112,6 +113,12 @@ class DestinationStatus:
     exact: Annotated[bool, "Whether waiting is exact"] = True
     note: Annotated[str, "Why it would not keep all of them; empty if it would", LATER] = ""
     topic: bool | None = None
+    asked: bool = True
+
+    @property
+    def error(self) -> SbpairError | None:
+        """Why it is not up; None if only the key lacks the right to try one that was not named."""
+        return None if isinstance(self.link.error, NotAuthorized) and not self.asked else self.link.error
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +219,7 @@ class Status:
     def errors(self) -> Sequence[SbpairError]:
         """Why sides and entities are not up."""
         sides = (each.error for each in self.sides.values())
-        found = (*sides, *(each.link.error for each in self.entities))
+        found = (*sides, *(each.error for each in self.entities))
         return [error for error in found if error is not None]
 
 
@@ -266,7 +273,9 @@ async def read_status(
     nothing = DestinationSummary("", 0)
     summaries = (waiting.get(link.name.lower(), nothing) for link in links)
     found = tuple(
-        DestinationStatus(link, each.messages, backlog.complete, each.reason if each.found else "", each.topic)
+        DestinationStatus(
+            link, each.messages, backlog.complete, each.reason if each.found else "", each.topic, link.name in entities
+        )
         for link, each in zip(links, summaries, strict=True)
     )
     runs, problem = ((), "") if state is None else read_waiting(StateOwner(pair.ends, state))

@@ -271,7 +271,7 @@ def _wrong_key(key: str, known: tuple[str, ...], place: str) -> UsageError:
 
 
 def _scalar(value: object, key: str, place: str) -> str | int | bool:
-    if key == "connection_string_env" and isinstance(value, list) and value:  # a variable for each entity
+    if key == "connection_string_env" and isinstance(value, list) and value and {*map(type, value)} == {str}:
         return " ".join(str(_scalar(each, key, place)) for each in value)
     if isinstance(value, str) and looks_like_connection_string(value):
         raise _secret_in_file(place)

@@ -540,21 +540,17 @@ def check_document(pair: Pair, entities: EntitiesDocument, *, in_arm: bool = Fal
     With `in_arm`, also for what Resource Manager has no words for.
     """
     dependency_order(entities.entities)
-    wrong: list[UsageError] = []
+    where, wrong = entities.where, list[UsageError]()
     for entity in entities.entities:
-        found = [
-            UsageError(f"{entities.where(entity, each.name)}{each.message}", hint=each.hint)
-            for each in violations(entity)
-        ]
-        wrong += found
+        wrong += (
+            UsageError(f"{where(entity, each.name)}{each.message}", hint=each.hint) for each in violations(entity)
+        )
         if backlog.under_prefix(pair.primary.name, entity.path):
-            text = f"{entities.where(entity)}{entity.kind} {entity.path} has the name of a backlog queue"
+            text = f"{where(entity)}{entity.kind} {entity.path} has the name of a backlog queue"
             hint = "leave it out: backlog queues are created anyway; set their number with --count"
             wrong.append(NameInvalid(text, hint=hint))
         if in_arm and isinstance(entity, Rule) and entity.filter.typed:
-            text = (
-                f"{entities.where(entity, 'filter')}{entity.kind} {entity.path} compares with a value that is not text"
-            )
+            text = f"{where(entity, 'filter')}rule {entity.path} compares with a value that is not text"
             hint = "create it with sbpair provision --via atom: Resource Manager takes text only"
             wrong.append(UsageError(text, hint=hint))
     errors.raise_all(wrong)

@@ -109,3 +109,78 @@ def test_a_command_needs_the_rights_that_its_help_names_and_no_others(line: str,
         if rights != ANY:
             told = answer(session, line, kind, {**needed, side: (entity, WITHOUT[rights])})
             assert told.endswith("exit 5\n"), told
+
+
+KEYS = """
+[pairs.keyed]
+backlog_queues = 2
+primary = {{ connection_string_env = "ORDERS", name = "contoso" }}
+secondary = {{ connection_string_env = {keys}, name = "contoso-dr" }}
+"""
+
+
+def keyed(session: Session, variables: dict[str, str], keys: str, line: str) -> str:
+    """Run a command on a pair of the file, whose secondary has these keys."""
+    Path("keyed.toml").write_text(KEYS.format(keys=keys))
+    given = {"SBPAIR_CONFIG": "keyed.toml", "XDG_STATE_HOME": str(Path("state of queues").absolute())}
+    given |= {f"SBPAIR_{side}_{key}": "" for side in ("PRIMARY", "SECONDARY") for key in ("CONNECTION_STRING", "NAME")}
+    words = " ".join(f"{name}={shlex.quote(value)}" for name, value in {**given, **variables}.items())
+    return session.answer(f"$ {words} sbpair {line}")
+
+
+@pytest.fixture(scope="module")
+def variables(session: Session) -> dict[str, str]:
+    """A key of the queue `orders`, one of each of two backlog queues, and some that do not fit."""
+    session.answer(f"% queue secondary {BACKLOG[:-1]}1")
+    wanted = {"ORDERS": ("primary", "orders", SEND)}
+    wanted |= {f"Q{index}": ("secondary", f"{BACKLOG[:-1]}{index}", LISTEN) for index in (0, 1)}
+
+    def made(side: str, path: str, right: str) -> str:
+        [found] = credential(session, side, "entity key", path, right).values()
+        return found.replace(SECRET, SECRET + path[-1])  # each of its own
+
+    found = {name: session.thread.do(partial(made, *each)) for name, each in wanted.items()}
+    for side, path, right in wanted.values():
+        queue = session.thread.emulator.namespaces["contoso" if side == "primary" else "contoso-dr"].find_queue(path)
+        rule = AuthorizationRule("some", SECRET + path[-1], SECRET, frozenset({AccessRight(right)}))
+        session.thread.do(partial(queue.update, replace(queue.description, authorization_rules=(rule,))))
+    return found | {"WHOLE": found["Q0"].partition(";EntityPath")[0], "OTHER": found["ORDERS"]}
+
+
+@pytest.mark.parametrize(
+    "line", ["syphon --dry-run", "deadletters list", "status", "syphon --once", "redrive --backlog"]
+)
+def test_each_backlog_queue_may_have_a_key_of_its_own(line: str, session: Session, variables: dict[str, str]) -> None:
+    for index in (0, 1):
+        session.answer(f"% put secondary {BACKLOG[:-1]}{index} m{index} to=orders")
+        session.answer(f"% bury secondary {BACKLOG[:-1]}{index} Bad m{index + 2} to=orders")
+    told = keyed(session, variables, '["Q0", "Q1"]', line)
+    assert not told.endswith(("exit 5\n", "exit 1\n")), told
+    if "--once" in line or "redrive" in line:
+        assert "Unauthorized" not in told, told
+        gone = session.thread.emulator.namespaces["contoso-dr"].find_queue(f"{BACKLOG[:-1]}1").counts()
+        assert (gone.dead_letter if "redrive" in line else gone.active) == 0, told
+
+
+@pytest.mark.parametrize(
+    ("keys", "line", "told"),
+    [
+        ('["Q0", "WHOLE"]', "status", "WHOLE: the connection string has no EntityPath, and is one of several"),
+        ('["Q0", "OTHER"]', "status", "OTHER: the connection string is of"),
+        ('["Q0", "Q1", "Q0"]', "status", "Q0: the connection string has the EntityPath of Q0"),
+        ('["Q0", "UNSET"]', "status", "the variable UNSET is not set"),
+        ('["Q0", 5]', "status", "must be the name of an environment variable"),
+        ("[]", "status", "must be the name of an environment variable"),
+        ('["Q0", "Q 1"]', "status", "must be the name of an environment variable"),
+        ('["Q0", ["Q1"]]', "status", "must be the name of an environment variable"),
+        ('["Q0", "Q1"]', "service print systemd", "has keys of 2 entities"),
+        ('["Q0", "Q1"]', "replay run --archive archive", "has keys of 2 entities"),
+    ],
+)
+def test_keys_that_do_not_fit_each_other_are_refused(
+    keys: str, line: str, told: str, session: Session, variables: dict[str, str]
+) -> None:
+    found = keyed(session, variables, keys, line)
+    assert told in found
+    assert found.endswith("exit 2\n")
+    assert "hint: " in found
