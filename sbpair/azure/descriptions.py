@@ -139,8 +139,9 @@ def of_xml(description: Element) -> Found:
         expression = (action.findtext("{*}SqlExpression") or "") if action is not None else ""
         found = SqlFilter("") if selected is None else _filter(selected)
         typed = [each for each in named_values(description, "Properties") if each.kind != "string"]
-        values = [_normal(each) for each in (*named_values(description, "Parameters"), *sorted(typed))]
-        return {"Filter": replace(found, typed=tuple(values)), "Action": expression}
+        named = named_values(description, "Parameters")  # also those of the action
+        values = (*(each._replace(kind=f"parameter {each.kind}") for each in named), *map(_normal, sorted(typed)))
+        return {"Filter": replace(found, typed=values), "Action": expression}
     details = description.find("{*}CountDetails")
     return texts(description) | (texts(details) if details is not None else {})
 

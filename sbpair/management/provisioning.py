@@ -440,8 +440,7 @@ def _accepting(entity: AnyEntity, found: AnyEntity) -> AnyEntity:
 
 def _not_copied(rule: Rule) -> str:
     """Return the values of a rule that provisioning cannot write: parameters, and those of further types."""
-    is_sql = isinstance(rule.filter, SqlFilter)
-    return ", ".join(str(each) for each in rule.filter.typed if is_sql or each.plain is None)
+    return ", ".join(str(each) for each in rule.filter.typed if each.plain is None)
 
 
 def _asks_for_partitions(entity: Described) -> bool:

@@ -179,17 +179,20 @@ async def test_a_rule_that_cannot_be_copied_exactly_is_refused_and_drops_nothing
     async with mirror(Topic("t"), Subscription("t", "s"), Rule("t", "s", "text", SqlFilter("a = 1"))) as m:
         subscription = m.emulator.namespaces["contoso"].find_topic("t").find_subscription("s")
         subscription.add_rule(EmulatedRule("typed", CorrelationRuleFilter(properties=(("n", FIVE),)), None))
+        copied = CorrelationRuleFilter(properties=(("n", read_typed("int", "5")), ("x", read_typed("double", "1.5"))))
+        subscription.add_rule(EmulatedRule("copied", copied, None))
         subscription.add_rule(EmulatedRule("limit", SqlRuleFilter("n < @n", (("@n", FIVE),)), None))
         report = await m.provision()
         reasons = {item.name.rpartition("/")[2]: item.reason for item in report.of(Outcome.FAILED)}
         assert reasons == {
             "typed": "it has values of other types than sbpair writes, and is not copied: n = 5 (short)",
-            "limit": "it has values of other types than sbpair writes, and is not copied: @n = 5 (short)",
+            "limit": "it has values of other types than sbpair writes, and is not copied: @n = 5 (parameter short)",
         }
         assert provision_exit_code(report) == 3
         # Messages for the missing rules arrive all the same.
         there = m.emulator.namespaces["contoso-dr"].find_topic("t").find_subscription("s")
-        assert {rule.name for rule in there.rules} == {"$Default", "text"}
+        assert {rule.name for rule in there.rules} == {"$Default", "text", "copied"}
+        assert there.find_rule("copied").filter == copied
         for name in ("typed", "limit"):
             there.add_rule(subscription.find_rule(name))
         there.remove_rule("$Default")

@@ -28,7 +28,7 @@ from sbpair.emulator.bearer_tokens import ARM_AUDIENCES
 from sbpair.errors import NameInvalid, UsageError
 from sbpair.management.entities_file import EntitiesDocument, parse_entities
 from sbpair.management.provisioning import provision
-from sbpair.model.entities import AnyEntity, Queue
+from sbpair.model.entities import AnyEntity, CorrelationFilter, Queue, Rule, RuleValue, Subscription, Topic
 from sbpair.model.pair import ResourceGroup, Side
 from sbpair.model.report import Outcome
 from sbpair.planning.entity_code import (
@@ -184,6 +184,9 @@ def test_entities_that_provision_refuses_are_refused() -> None:
         code_of([Queue("contoso/x-servicebus-transfer/0")])
     with pytest.raises(UsageError, match="max_delivery_count"):
         code_of([Queue("q", max_delivery_count=0)])
+    rule = Rule("t", "s", "r", CorrelationFilter(typed=(RuleValue.of("n", 5),)))
+    with pytest.raises(UsageError, match="compares with a value that is not text"):
+        code_of([Topic("t"), Subscription("t", "s"), rule])
 
 
 def test_bicep_has_a_limit_of_resources() -> None:
