@@ -26,17 +26,20 @@ ROWS_SHOWN = 100
 ENTITY = argument("[ENTITY]", "[SIDE:]QUEUE or [SIDE:]TOPIC/subscriptions/NAME", default=None, complete=backlog_queues)
 QUEUES = option(
     "--queue NAME|INDEX",
-    "Only this backlog queue; repeatable",
+    "Only this backlog queue; repeatable [default: all]",
     excludes=("ENTITY", "--namespace"),
     complete=backlog_queues,
 )
-COUNT = option("--count -n N", "Number of backlog queues", excludes=("ENTITY", "--namespace"))
+COUNT = option(
+    "--count -n N", "Number of backlog queues [default: the file's, or 10]", excludes=("ENTITY", "--namespace")
+)
 
 
 def group() -> None:
-    """Show dead letters and their reasons: of the backlog queues, of an entity, or of a namespace.
+    """Show dead letters and their reasons.
 
-    They stay where they are; sbpair redrive brings them back.
+    Those of the backlog queues, of an entity, or of a namespace. They stay where they are; sbpair redrive brings them
+    back.
 
     Examples:
       sbpair deadletters list

@@ -182,10 +182,10 @@ def redrive_command(
         ),
         why="leave one of them out; count those of all backlog queues with sbpair deadletters list",
     ),
-    count: int | None = option("--count N", "Number of those queues, without Manage", needs="--backlog"),
+    count: int | None = option("--count N", "Number of those queues, without Manage", needs="--backlog", hidden=True),
     to_source: bool = flag(
         "--to-source",
-        "Of an ENTITY that collects dead letters: to where each died",
+        "Of a collector of dead letters: back to where each died",
         excludes=("--watch", "--to", "--map"),
         why="it looks up where the messages go that are there when it begins",
     ),
@@ -208,6 +208,7 @@ def redrive_command(
 
     Examples:
       sbpair redrive orders --reason Timeout --dry-run
+      sbpair redrive errors --to-source
 
     Exit codes: 3 some stayed; 4 order not kept, or another mover; 130 interrupted
 
