@@ -14,15 +14,17 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Final, Literal
+from typing import IO, Final, Literal
 
 from sbpair.errors import MachineLacks, UsageError
+from sbpair.operating_system.shortages import no_room
 
 NAME = "sbpair"
 
 _XDG = {"config": ("XDG_CONFIG_HOME", ".config"), "state": ("XDG_STATE_HOME", ".local/state")}
 PRIVATE: Final = 0o600
 PRIVATE_DIRECTORY: Final = 0o700
+MAX_SPOOLED: Final = 16 * 1024 * 1024
 MOUNTS: Final = Path("/proc/self/mounts")
 _BINARY: int = getattr(os, "O_BINARY", 0)
 """Without it, Windows changes line ends and stops at Ctrl-Z."""
@@ -95,6 +97,25 @@ def temporary_directory(prefix: str) -> Iterator[Path]:
             hint = "make room, or name a directory of another disk in TMPDIR"
             raise MachineLacks(f"no temporary directory can be made: {error.strerror}", hint=hint) from error
         yield directory
+
+
+@contextmanager
+def spooled_file() -> Iterator[IO[bytes]]:
+    """Open a file that is in memory while it is small, then on a disk: in TMPDIR, beside the user's state, or in /tmp.
+
+    It has no name there, so that no kill leaves it. Raises MachineLacks if the disk is full.
+    """
+    import tempfile
+
+    directory = None
+    with suppress(RuntimeError):  # a user without a home
+        if "TMPDIR" not in os.environ and os.access(state := user_directory("state", os.environ)[0], os.W_OK):
+            directory = str(state)
+    try:
+        with tempfile.SpooledTemporaryFile(MAX_SPOOLED, dir=directory) as file:
+            yield file
+    except OSError as error:
+        raise no_room(error) or error from error
 
 
 def _set_mode(directory: Path) -> None:

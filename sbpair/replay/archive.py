@@ -12,14 +12,16 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -44,7 +46,9 @@ LEASE, DIGESTS = "lease", "digests"
 PLAN_FILE = f"{REPORT}/plan.json"
 DRAINED_FILE, RECEIPT_FILE = f"{REPORT}/drained.json", f"{REPORT}/receipt.json"
 REMOVED_FILE = f"{REPORT}/removed.json"  # written before `gc` removes the run's messages
-ACCEPTED_FILE = f"{REPORT}/accepted-before.json"  # keys that the syphon's journal had as accepted before the run
+DOUBTFUL_FILE = f"{REPORT}/doubtful.jsonl"  # all messages that may have arrived twice, with the receipt
+ACCEPTED_FILE = f"{REPORT}/accepted-before.jsonl"  # keys that the syphon's journal had as accepted before the run
+ACCEPTED_BEFORE_LINES = f"{REPORT}/accepted-before.json"  # the same, of earlier versions
 PARQUET, LINES = ".parquet", ".jsonl"
 
 BUCKETS = {LEDGER: "acknowledged", EXPIRED: "expired", QUARANTINE: "quarantined", DEDUPLICATED: "deduplicated"}
@@ -134,8 +138,8 @@ class Archive:
                 for each in make_private(Path(self.root)):
                     sync_directory(each.parent)
 
-    def write(self, path: str, data: bytes | pa.Buffer, *, sync: bool = True) -> None:
-        """Write a file. Raises MachineLacks if that fails; the file is then absent."""
+    def write(self, path: str, data: bytes | pa.Buffer | IO[bytes], *, sync: bool = True) -> None:
+        """Write a file, or a copy of another one. Raises MachineLacks if that fails; the file is then absent."""
         place = f"{self.root}/{path}"
         with self._reporting():
             if self.is_local:
@@ -143,7 +147,7 @@ class Archive:
                 write_file(Path(place), data, sync=sync)
             else:
                 with self._fs.open_output_stream(place) as stream:
-                    stream.write(data)
+                    _write(stream, data)
 
     def read(self, path: str) -> bytes:
         """Read a file. Raises FileNotFoundError; MachineLacks if it is unreadable."""
@@ -253,12 +257,15 @@ class Archive:
 
     def read_lines(self, path: str) -> Iterator[Any]:
         """Yield the value of each line. Raises StateRefused at the first that is broken or cut short."""
+        line = b""
         try:
-            *lines, rest = self.read(path).split(b"\n")
-            yield from map(json.loads, lines)
-        except (ValueError, RecursionError, OSError, MachineLacks) as error:
+            with BufferedReader(self._fs.open_input_stream(f"{self.root}/{path}")) as lines:
+                for line in lines:
+                    if line.endswith(b"\n"):
+                        yield json.loads(line)
+        except (ValueError, RecursionError, OSError) as error:
             raise self.broken(path, error) from error
-        if rest or not lines:
+        if not line.endswith(b"\n"):
             raise self.broken(path, "its last line is cut short")
 
     def read_table(self, path: str, columns: list[str] | None = None, schema: pa.Schema | None = None) -> pa.Table:
@@ -523,12 +530,19 @@ def make_directories(root: Path, directory: Path) -> None:
         sync_directory(each.parent)
 
 
-def write_file(path: Path, data: bytes | pa.Buffer, *, sync: bool) -> None:
+def _write(file: Any, data: bytes | pa.Buffer | IO[bytes]) -> None:
+    if isinstance(data, bytes | pa.Buffer):
+        file.write(data)
+    else:
+        shutil.copyfileobj(data, file)
+
+
+def write_file(path: Path, data: bytes | pa.Buffer | IO[bytes], *, sync: bool) -> None:
     """Write a whole file or none. Raises OSError."""
     beside = path.parent / f".{path.name}.{uuid.uuid4().hex}"
     try:
         with os.fdopen(open_new(beside), "wb") as file:
-            file.write(data)
+            _write(file, data)
             file.flush()
             if sync:
                 os.fsync(file.fileno())

@@ -31,7 +31,7 @@ def find_archived(archive: Archive, run: RunRecord, name: str) -> Iterator[Recor
             found[key] = destination, "", "archived, and not sent"
     doubtful = [key for path in archive.files(DOUBTFUL) for key in table_keys(_matching(archive, path, name))]
     unanswered = "being sent" if run.outcome in LIVE else f"{UNANSWERED}, perhaps: a killed task held it"
-    for key in held_by_attempts(archive, []):
+    for key, _ in held_by_attempts(archive):
         if name in (key[3], str(key[1])):
             found[key] = found.get(key, (None, ""))[0], "", unanswered
     columns = ("destination", NAMESPACE.name, "reason")

@@ -10,6 +10,7 @@ counted before the first message of an archive is sent.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
 from collections import Counter
@@ -17,6 +18,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from hashlib import blake2b
+from itertools import chain
 from typing import Any, TypeAlias
 
 from sbpair.azure.atom import open_atom
@@ -27,6 +30,7 @@ from sbpair.model.message_state import is_dead_letter_path, parent_path
 from sbpair.model.namespace_clock import ASSUMED_LOCK_SECONDS, MAX_LOCK_SECONDS
 from sbpair.model.pair import Endpoint
 from sbpair.move.events import MessagesLocked
+from sbpair.operating_system.files import spooled_file
 from sbpair.replay.archive import (
     ACCEPTED_FILE,
     DELIVERY_FILE,
@@ -359,7 +363,7 @@ class Driver:
         return spark_session(request.master, settings, **options)
 
     def _prove(self, released: int = 0) -> ReplayResult:
-        archive, proof = self._archive, verify(self._archive, self._run)
+        archive, proof = self._archive, verify(self._archive, self._run, save=True)
         seconds = time.monotonic() - self._began
         ended = (archive.stop_requested(), released, min(self._excluded, proof.unsent))
         result = ReplayResult(self._run, proof, seconds, *ended, tuple(self._notes))
@@ -573,17 +577,23 @@ def invalidate_receipt(archive: Archive) -> None:
 
 
 def save_journal(request: ReplayRequest, archive: Archive) -> None:
-    """Write the keys that the syphon's journal has as accepted, for the tasks and the proof."""
-    if (state := state_if_any(request.state, request.pair.ends)) is not None:
-        by_namespace = read_accepted(archive)
-        with state:
-            for name, found in accepted_keys(state).items():
-                known = by_namespace.setdefault("" if name == namespace_id(request.pair.primary) else name, set())
-                known.update(key[1:] for key in found)
-        source = namespace_id(request.pair.secondary)
-        keys = {name: [(source, *key) for key in found] for name, found in by_namespace.items()}
-        own = {"at_ms": int(time.time() * 1000), "keys": keys.pop("")}
-        archive.write_json(ACCEPTED_FILE, {**own, "elsewhere": keys} if keys else own)
+    """Write the keys that the syphon's journal has as accepted, for the tasks and the proof, beside earlier ones."""
+    if (state := state_if_any(request.state, request.pair.ends)) is None:
+        return
+    primary, written = namespace_id(request.pair.primary), set[bytes]()
+    with state, spooled_file() as file:
+        journal = (
+            ("" if name == primary else name, queue, [[*key] for _, _, *key in keys])
+            for name, queue, keys in accepted_keys(state)
+        )
+        for batch in chain(read_accepted(archive), journal):
+            line = json.dumps(batch, separators=(",", ":")).encode() + b"\n"
+            if (digest := blake2b(line, digest_size=16).digest()) not in written:
+                written.add(digest)
+                file.write(line)
+        if written:
+            file.seek(0)
+            archive.write(ACCEPTED_FILE, file)
 
 
 def _locked(remaining: Mapping[str, Remaining]) -> Counter[str]:

@@ -6,6 +6,7 @@ A chunk has one row per message: times are ms since 1970.
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import threading
 import uuid
 from collections import Counter, deque
@@ -17,9 +18,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sbpair.errors import SbpairError, StateRefused
+from sbpair.errors import MachineLacks, SbpairError, StateRefused
 from sbpair.move.message.dead_letters import NotSentReason
+from sbpair.operating_system.shortages import ROOM
 from sbpair.replay.archive import (
+    ACCEPTED_BEFORE_LINES,
     ACCEPTED_FILE,
     DOUBTFUL,
     EXPIRED,
@@ -63,6 +66,7 @@ OUTCOME = pa.schema(
 Shard: TypeAlias = int | str
 """The directory of chunks below their kind: the number of a shard, or a path."""
 
+CACHED_KIB = 32 * 1024  # of a set of keys
 MAX_HELD_PER_FILE = 1_000  # held messages recorded in one file. The file is removed once none of them is held.
 
 
@@ -198,14 +202,45 @@ class Ledger:
         for path in before:
             self._archive.remove(path)
 
-    def ended_keys(self, shard: Shard, kinds: Sequence[str] = OUTCOMES) -> set[Key]:
+    def ended_keys(self, shard: Shard, kinds: Sequence[str] = OUTCOMES) -> KeySet:
         """Return the keys of one shard that have one of these outcomes."""
-        found: set[Key] = set()
+        found = KeySet()
         for kind in kinds:
             only = self._delivery.only if self._delivery and kind == LEDGER else None
             for path in self._archive.files(f"{kind}/{shard}"):
                 found.update(table_keys(rows_of(self._archive, path, KEY, only)))
         return found
+
+
+class KeySet:
+    """Keys of messages in a temporary database without a name: memory does not depend on their number.
+
+    One thread at a time may use it.
+    """
+
+    def __init__(self, keys: Iterable[tuple[object, ...]] = ()) -> None:
+        self._db = sqlite3.connect("", check_same_thread=False)
+        self._db.executescript(f"PRAGMA cache_size = -{CACHED_KIB}; PRAGMA journal_mode = OFF;")
+        self._db.execute("CREATE TABLE keys (key TEXT PRIMARY KEY) WITHOUT ROWID")
+        self._has_any = False
+        self.update(keys)
+
+    def __bool__(self) -> bool:
+        return self._has_any
+
+    def __contains__(self, key: object) -> bool:
+        return self._has_any and bool(self._db.execute("SELECT 1 FROM keys WHERE key = ?", (repr(key),)).fetchone())
+
+    def update(self, keys: Iterable[tuple[object, ...]]) -> None:
+        """Add keys. Raises MachineLacks if the disk of temporary files is full."""
+        try:
+            added = self._db.executemany("INSERT OR IGNORE INTO keys VALUES (?)", ((repr(key),) for key in keys))
+        except sqlite3.OperationalError as error:
+            raise MachineLacks(f"keys of messages cannot be kept: {error}", hint=ROOM[1]) from error
+        self._has_any |= added.rowcount > 0
+
+    def __del__(self) -> None:
+        self._db.close()
 
 
 def rows_of(archive: Archive, path: str, columns: Sequence[str], only: str | None) -> pa.Table:
@@ -216,17 +251,28 @@ def rows_of(archive: Archive, path: str, columns: Sequence[str], only: str | Non
     return table.filter(pc.equal(pc.fill_null(table.column(NAMESPACE.name), ""), only)).select([*columns])
 
 
-def read_accepted(archive: Archive) -> dict[str, set[tuple[Any, ...]]]:
-    """Return the keys that the syphon's journal had as accepted, by namespace: "" is the pair's primary.
+def read_accepted(archive: Archive) -> Iterator[tuple[str, str, list[list[Any]]]]:
+    """Yield the keys that the syphon's journal had as accepted, in batches: namespace, queue in lower case, and keys.
 
-    A key is (queue in lower case, sequence number, enqueued at, message id).
+    The namespace "" is the pair's primary. A key is [sequence number, enqueued at, message id].
     """
+    if archive.exists(ACCEPTED_FILE):
+        for line in archive.read_lines(ACCEPTED_FILE):
+            match line:
+                case [str(), str(queue), list(keys)] if all(
+                    isinstance(key, list) and _is_key([queue, *key]) for key in keys
+                ):
+                    yield line[0], queue, keys
+                case _:
+                    raise archive.broken(ACCEPTED_FILE, "it does not have the keys of messages")
+        return
     try:
-        document = archive.find_json(ACCEPTED_FILE) or {"keys": ()}
-        by_namespace = {"": document["keys"], **document.get("elsewhere", {})}
-        return {str(name): {(key[1], *key[2:]) for key in keys} for name, keys in by_namespace.items()}
-    except (KeyError, IndexError, TypeError) as error:
-        raise archive.broken(ACCEPTED_FILE, "it does not have the keys of messages") from error
+        document = archive.find_json(ACCEPTED_BEFORE_LINES) or {"keys": ()}
+        for name, keys in {"": document["keys"], **document.get("elsewhere", {})}.items():
+            for _, queue, *key in keys:
+                yield str(name), queue, [key]
+    except (KeyError, TypeError, ValueError) as error:
+        raise archive.broken(ACCEPTED_BEFORE_LINES, "it does not have the keys of messages") from error
 
 
 def table_keys(table: pa.Table) -> list[Key]:
@@ -246,21 +292,19 @@ def read_held(archive: Archive, path: str) -> Iterator[Key]:
         yield from map(tuple, keys)
 
 
-def held_by_attempts(archive: Archive, unreadable: list[str] | None = None) -> dict[Key, set[str]]:
-    """Return the attempts that held each message when they died. A loss of power may cut a file short.
+def held_by_attempts(archive: Archive, unreadable: list[str] | None = None) -> Iterator[tuple[Key, str]]:
+    """Yield each message that an attempt held when it died, and the attempt. A loss of power may cut a file short.
 
     The paths of such files are added to `unreadable`.
     """
-    found: dict[Key, set[str]] = {}
     for path in archive.files(HELD):
         attempt = path.removeprefix(f"{HELD}/").partition(".")[0]
         try:
             for key in read_held(archive, path):
-                found.setdefault(key, set()).add(attempt)
+                yield key, attempt
         except StateRefused:
             if unreadable is not None:
                 unreadable.append(path)
-    return found
 
 
 def _is_key(value: object) -> bool:

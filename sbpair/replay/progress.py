@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, wait
@@ -59,6 +60,7 @@ REQUESTED: Mapping[Wanted, type[Requested]] = {
 COUNTS = ("archived", "acknowledged", "counted_ms")  # what a resumed run knows until it counts
 
 POLL_SECONDS = 0.25
+SAMPLE_PAUSE = 20  # files are listed again after so many times as long as that takes
 WAIT_SECONDS = 1.0
 JOIN_SECONDS = 5.0
 
@@ -139,13 +141,17 @@ def run_action(
             outcome.set_exception(error)
 
     threading.Thread(target=act, name="spark action", daemon=True).start()
+    due = 0.0
     while True:
         try:
             # Not join(): after a signal during join, Python believes that the thread has ended.
             ended = wait([outcome], poll_seconds).done
             if held.is_lost() and not archive.stop_requested():
                 archive.write(STOP_FILE, b"")
-            on_event(watcher.sample())
+            if ended or time.monotonic() >= due:
+                began = time.monotonic()
+                on_event(watcher.sample())
+                due = time.monotonic() + SAMPLE_PAUSE * (time.monotonic() - began)
             if ended:
                 break
         except KeyboardInterrupt:

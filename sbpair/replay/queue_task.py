@@ -36,7 +36,7 @@ from sbpair.move.receipt import BackingOff
 from sbpair.move.topic_guard import TopicGuard
 from sbpair.replay.archive import LEDGER, Archive
 from sbpair.replay.digests import store_digest
-from sbpair.replay.ledger import KEY, Entry, Key, Ledger, held_by_attempts, read_accepted, rows_of, table_keys
+from sbpair.replay.ledger import KEY, Entry, Key, KeySet, Ledger, held_by_attempts, read_accepted, rows_of, table_keys
 from sbpair.replay.run_description import ReplayRun, TaskJob, open_destination
 from sbpair.replay.segment import SEGMENT, Segment
 from sbpair.replay.send_task import (
@@ -75,8 +75,6 @@ MAX_TRIES = 8
 RECONNECT_BACKOFF = Backoff(first_seconds=1.0, max_seconds=30.0)
 
 MAX_HELD = 3_000  # messages that a task holds; after a kill so many may be in doubt
-Accepted = set[tuple[Any, ...]]
-"""Messages that the primary has accepted: (queue in lower case, sequence number, enqueued at, message id)."""
 
 
 def task_queues(job: TaskJob) -> list[str]:
@@ -347,9 +345,14 @@ def new_messages(run: ReplayRun, clock_ahead_ms: int | None = None) -> NewMessag
     return new
 
 
-def load_accepted(archive: Archive, queue: str, namespace: str = "") -> Accepted:
-    """Return the keys of a queue that the syphon's journal had as accepted by a namespace; "" is the primary."""
-    return {key for key in read_accepted(archive).get(namespace, ()) if key[0] == queue.lower()}
+def load_accepted(archive: Archive, queue: str, namespace: str = "") -> KeySet:
+    """Return the keys of a queue that the syphon's journal had as accepted by a namespace; "" is the primary.
+
+    A key is (queue in lower case, sequence number, enqueued at, message id).
+    """
+    wanted = (namespace, queue.lower())
+    found = (keys for *batch, keys in read_accepted(archive) if tuple(batch) == wanted)
+    return KeySet((wanted[1], *key) for keys in found for key in keys)
 
 
 class RecordedSource(RawSource):
@@ -358,7 +361,7 @@ class RecordedSource(RawSource):
     record_error: SbpairError | None = None
     """Why a record could not be written."""
 
-    def record_to(self, ledger: Ledger, shard: int, accepted: Accepted) -> None:
+    def record_to(self, ledger: Ledger, shard: int, accepted: KeySet) -> None:
         """Set the ledger. Messages in `accepted` are completed, and neither sent nor recorded again."""
         self._ledger, self._shard, self._accepted = ledger, shard, accepted
         ledger.forget_held()  # an earlier connection held them
@@ -427,7 +430,8 @@ class DirectMove(QueueTask):
         super().__init__(job, queue)
         self._shard = job.run.queues.index(queue)
         self._ledger = Ledger(self._archive, job.run.shards, sync=False, delivery=job.run.delivery)
-        self._accepted |= accepted_by_dead_attempts(self._archive, queue, self._shard, job.run.delivery.namespace)
+        dead = accepted_by_dead_attempts(self._archive, queue, self._shard, job.run.delivery.namespace)
+        self._accepted.update(dead)
         self._lease = TaskLease(self._archive, job.heartbeat)
         self._returned = 0
         self._waiting: list[BackingOff] = []
@@ -513,10 +517,10 @@ class DirectMove(QueueTask):
                 break
 
 
-def accepted_by_dead_attempts(archive: Archive, queue: str, shard: int, namespace: str = "") -> Accepted:
+def accepted_by_dead_attempts(archive: Archive, queue: str, shard: int, namespace: str = "") -> set[tuple[Any, ...]]:
     """Return the few messages that earlier attempts held and `namespace` accepted: the backlog may still have them."""
-    held = {key for key in held_by_attempts(archive) if key[0].lower() == queue.lower()}
-    found: Accepted = set()
+    held = {key for key, _ in held_by_attempts(archive) if key[0].lower() == queue.lower()}
+    found: set[tuple[Any, ...]] = set()
     for path in archive.files(f"{LEDGER}/{shard}") if held else ():
         with suppress(StateRefused):  # a loss of power may have cut it short: the proof reports it
             keys = held & set(table_keys(rows_of(archive, path, KEY, namespace)))

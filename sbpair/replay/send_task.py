@@ -33,7 +33,7 @@ from sbpair.move.raw_destination import RawDestination
 from sbpair.move.receipt import BackingOff, NamedMessage, Tally
 from sbpair.replay.archive import DEDUPLICATED, LEDGER, Archive
 from sbpair.replay.digests import segment_check
-from sbpair.replay.ledger import KEY, Entry, Ledger, Shard
+from sbpair.replay.ledger import KEY, Entry, KeySet, Ledger, Shard
 from sbpair.replay.ledger import Key as RowKey
 from sbpair.replay.run_description import TaskJob, open_destination
 from sbpair.replay.segment import RowPosition, SegmentReader
@@ -143,7 +143,7 @@ class ShardReader:
         self._ledger = ledger
         self._decoders: dict[str, Decoder] = {}
         self._count = 0
-        self._shard, self._ended = -1, set[RowKey]()
+        self._shard, self._ended = -1, KeySet()
 
     def read(self, max_rows: int, max_bytes: int) -> list[ArchivedMessage]:
         """Return the messages of the next rows, maybe none. Raises StateRefused, MachineLacks."""

@@ -1,28 +1,34 @@
 """The proof of a run, from its files alone: archived = acknowledged + expired + quarantined + deduplicated.
 
-Messages are counted by key as Arrow tables, in slices, so that memory does not depend on their number. Rows become
-Python objects only for messages that are listed. The messages of a proved run may be removed: only proved files are;
-the removal is recorded first, and from then on no resume sends from the run. Segments are removed before the ledger: a
-run without its ledger alone would send everything again.
+Messages are counted by key as Arrow tables, part by part, so that memory does not depend on their number. Each file is
+read once. Rows become Python objects only for messages that are listed. The messages of a proved run may be removed:
+only proved files are; the removal is recorded first, and from then on no resume sends from the run. Segments are
+removed before the ledger: a run without its ledger alone would send everything again.
 """
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from itertools import chain, groupby
+from operator import itemgetter
+from typing import IO, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sbpair.errors import StateRefused, Unsafe, UsageError
+from sbpair.operating_system.files import spooled_file
 from sbpair.replay.archive import (
     BUCKETS,
     DOUBTFUL,
+    DOUBTFUL_FILE,
     DRAINED_FILE,
+    HELD,
     LEDGER,
     NAMESPACE,
     NOT_SENT,
@@ -35,6 +41,7 @@ from sbpair.replay.archive import (
     value_counts,
 )
 from sbpair.replay.digests import CheckedFiles, Drained, check_files, for_each_file, messages_removed, read_drained
+from sbpair.replay.key_parts import MAX_PART, KeyParts
 from sbpair.replay.ledger import (
     KEY,
     KEYS,
@@ -54,24 +61,48 @@ ELSEWHERE = "elsewhere"
 KINDS = (SEGMENTS, *OUTCOMES, ELSEWHERE)
 """Where a message's key may occur: archived, with each outcome, and accepted by another namespace than the run's."""
 
-MAX_SLICE = 2_000_000  # upper bound on keys in memory
+SETTLED, JOURNAL = "settled", "journal"  # of segments whose attempt completed all it stored, and the syphon's journal
+
 MAX_NAMED = 20_000  # upper bound on doubtful messages listed: as many as a dozen killed tasks hold
-MAX_REASONS = 1_000  # upper bound on reasons listed
+MAX_REASONS = 1_000  # upper bound on reasons listed, of MAX_KEPT_REASONS that are counted: each is free text
+MAX_KEPT_REASONS, OTHER_REASONS = 5_000, "other reasons"
 COUNTS = ("archived", *BUCKETS.values(), "unsent")
 
 
+class Limits(NamedTuple):
+    """Upper bounds on the rows that are counted together, aimed at, and on the doubtful messages listed."""
+
+    part: int = MAX_PART
+    named: int = MAX_NAMED
+
+
+LIMITS = Limits()
+
+
 def verify(
-    archive: Archive, run: ReplayRun, max_slice: int = MAX_SLICE, max_named: int = MAX_NAMED, *, full: bool = False
+    archive: Archive,
+    run: ReplayRun,
+    limits: Limits = LIMITS,
+    *,
+    full: bool = False,
+    save: bool = False,
 ) -> Proof:
     """Read every segment and every chunk. Raises StateRefused for a broken, foreign or missing one.
 
-    With `full`, all bytes are compared with the digests, too.
+    With `full`, all bytes are compared with the digests, too. With `save`, DOUBTFUL_FILE gets all possible duplicates.
 
     For a direct run, `archived` is the number received as far as the files show, and `unsent` the number in doubt.
     """
     if archive.exists(REMOVED_FILE):
         raise messages_removed(archive)
-    return _Verification(archive, run, max_slice, max_named, full=full).run()
+    with spooled_file() as rows, spooled_file() as lines:
+        proof = _Verification(archive, run, rows, lines, limits, full=full).run()
+        if save and proof.doubtful_total:
+            lines.seek(0)
+            archive.write(DOUBTFUL_FILE, lines)
+        elif save:
+            archive.remove(DOUBTFUL_FILE)
+        return proof
 
 
 def prove_run(archive: Archive, *, full: bool = False) -> tuple[ReplayRun, Proof]:
@@ -88,101 +119,87 @@ def prove_run(archive: Archive, *, full: bool = False) -> tuple[ReplayRun, Proof
 class _Verification:
     """One reading of a run's files. Chunks of a direct run that a loss of power has cut short count as `unreadable`."""
 
-    def __init__(self, archive: Archive, run: ReplayRun, max_slice: int, max_named: int, *, full: bool) -> None:
-        self._archive, self._run, self._max_named = archive, run, max_named
+    def __init__(
+        self, archive: Archive, run: ReplayRun, rows: IO[bytes], lines: IO[bytes], limits: Limits, *, full: bool
+    ) -> None:
+        self._archive, self._run, self._lines, self._max_named = archive, run, lines, limits.named
         self._checked = check_segments(archive, run, full=full)
         known = {path: each.rows for path, each in self._checked.digests.items()}
         chunk_rows, self._unreadable = check_chunks(archive, run.shards, known, synced=not run.direct)
-        self._slices = 1 << (max(self._checked.messages, chunk_rows) // max_slice).bit_length()
-        self._files = {
-            kind: [path for path in archive.files(kind) if path not in self._unreadable] for kind in KINDS[:-1]
-        }
-        own = run.delivery.namespace
-        self._journal = {key: name for name, keys in read_accepted(archive).items() if name != own for key in keys}
+        self._parts = KeyParts(rows, self._checked.messages + chunk_rows, limits.part)
+        self._drained = read_drained(archive) or Drained()
         self._namespaces = Counter[str]()
         self._queues: dict[str, Counter[str]] = {queue: Counter() for queue in run.queues}
         self._totals, self._destinations, self._reasons = Counter[str](), Counter[str](), Counter[str]()
-        self._named: dict[tuple[object, ...], PossibleDuplicate] = {}
+        self._seen: set[tuple[object, ...]] = set()
+        self._named: list[PossibleDuplicate] = []
 
     def run(self) -> Proof:
-        attempts = held_by_attempts(self._archive, self._unreadable)
-        for part in range(self._slices):
-            counts = self._count_keys(Slice(self._slices, part), attempts)
-            if not self._run.direct:
-                self._count_copies(counts, Slice(self._slices, part))
-            self._count_outcomes(counts)
-            self._list_accepted_twice(counts)
-            # In the ledger twice; or held by a dead attempt, and then it may have arrived, whatever came of it later.
-            twice = table_keys(counts.filter((pc.field(LEDGER) > 1) | (pc.field(ELSEWHERE) > 1)))
-            self._list_doubled({**{key: set() for key in twice}, **attempts})
-        self._list_unanswered()
-        drained = read_drained(self._archive) or Drained()
+        broken = {*self._unreadable}
+        self._add_held()
+        segments = self._archive.files(SEGMENTS)
+        for path in segments:
+            self._add_segment(path)
+        for path in (path for kind in OUTCOMES for path in self._archive.files(kind) if path not in broken):
+            self._add_chunk(path)
+        for path in self._archive.files(DOUBTFUL):
+            rows = self._read(path, [*KEY, "destination"])
+            self._parts.add(DOUBTFUL, rows, destination=rows.column("destination"))
+        self._add_journal()
+        for part in self._parts:
+            self._seen.clear()
+            self._count(part)
         return Proof(
             **sum(self._queues.values(), self._totals),
-            segments=len(self._files[SEGMENTS]),
+            segments=len(segments),
             queues={queue: {name: counts[name] for name in COUNTS} for queue, counts in self._queues.items()},
             destinations=dict(sorted(self._destinations.items())),
             reasons=dict(self._reasons.most_common(MAX_REASONS)),
             namespaces={self._name(each): count for each, count in sorted(self._namespaces.items())},
-            doubtful=list(self._named.values()),
-            remaining_in_queues=dict(drained.remaining),
-            locked=drained.locked,
+            doubtful=self._named,
+            remaining_in_queues=dict(self._drained.remaining),
+            locked=self._drained.locked,
             unreadable=self._unreadable,
             not_adopted=list(self._checked.not_adopted),
         )
 
-    def _count_copies(self, counts: pa.Table, part: Slice) -> None:
-        """Count copies, and those among them of which each is of an attempt that completed all it stored.
+    def _add_held(self) -> None:
+        for attempt, keys in groupby(held_by_attempts(self._archive, self._unreadable), itemgetter(1)):
+            rows = [dict(zip(KEY, key, strict=True)) for key, _ in keys]
+            self._parts.add(HELD, pa.Table.from_pylist(rows, schema=KEYS), attempt=attempt)
 
-        A message comes again only if it was not completed.
-        """
-        copies = pc.sum(pc.max_element_wise(pc.subtract(counts.column(SEGMENTS), 1), 0), min_count=0).as_py()
-        self._totals["copies"] += copies
-        settled = (read_drained(self._archive) or Drained()).settled if copies else frozenset()
-        numbers = counts.filter(pc.field(SEGMENTS) > 1).column("sequence_number")
-        found = [KEYS.empty_table()]
-        for path, digest in self._checked.digests.items():
-            if digest.attempt in settled and path.startswith(SEGMENTS):
-                keys = part.keys(self._archive.read_table(path, list(KEY)))
-                found.append(keys.filter(pc.is_in(keys.column("sequence_number"), numbers.combine_chunks())))
-        by_key = pa.concat_tables(found).group_by(list(KEY), use_threads=False).aggregate([([], "count_all")])
-        self._totals["unexplained_copies"] += len(pa.concat_tables(found)) - len(by_key)
+    def _add_segment(self, path: str) -> None:
+        """Add the keys of a segment. An attempt that completed all it stored has no message in another segment."""
+        digest = self._checked.digests.get(path)
+        settled = digest is not None and digest.attempt in self._drained.settled
+        self._parts.add(SETTLED if settled else SEGMENTS, self._archive.read_table(path, list(KEY)))
 
-    def _count_keys(self, part: Slice, held: Iterable[Key]) -> pa.Table:
-        """Return a row per message: KEY, and for each of KINDS its number of rows in files.
+    def _add_chunk(self, path: str) -> None:
+        kind = path.partition("/")[0]
+        rows = self._read(path, [*KEY, "destination", "reason", "attempt", NAMESPACE.name])
+        if kind == LEDGER:
+            names = pc.fill_null(rows.column(NAMESPACE.name), "")
+            self._namespaces.update(value_counts(names))
+            own = pc.equal(names, self._run.delivery.namespace)
+            self._add_rows(LEDGER, rows.filter(own))
+            self._add_rows(ELSEWHERE, rows.filter(pc.invert(own)))
+            return
+        for reason, count in value_counts(rows.column("reason")).items():
+            is_kept = reason in self._reasons or len(self._reasons) < MAX_KEPT_REASONS
+            self._reasons[reason if is_kept else OTHER_REASONS] += count
+        self._add_rows(kind, rows)
 
-        In a direct run, a message that any task has held counts as archived.
-        """
-        keys = {kind: [KEYS.empty_table()] for kind in KINDS}
-        for path in self._files[SEGMENTS]:
-            keys[SEGMENTS].append(part.keys(self._archive.read_table(path, list(KEY))))
-        for kind in OUTCOMES:
-            for path in self._files[kind] if kind != LEDGER else ():
-                rows = part.rows(self._read(path, [*KEY, "reason"]))
-                self._reasons.update(value_counts(rows.column("reason")))
-                keys[kind].append(rows.select(list(KEY)).cast(KEYS))
-        for path in self._files[LEDGER]:
-            self._add_accepted(keys, part.rows(self._read_accepted(path, [*KEY, "destination"])))
-        if not self._run.direct:
-            return _count_by_key(keys)
-        held_rows = [dict(zip(KEY, key, strict=True)) for key in held]
-        keys[SEGMENTS].append(part.keys(pa.Table.from_pylist(held_rows, schema=KEYS)))
-        found = _count_by_key(keys)
-        ones = pa.repeat(pa.scalar(1, pa.int64()), len(found))
-        return found.set_column(found.column_names.index(SEGMENTS), SEGMENTS, ones)
+    def _add_rows(self, kind: str, rows: pa.Table) -> None:
+        if kind == LEDGER or (kind == ELSEWHERE and self._run.delivery.only is None):
+            self._destinations.update(value_counts(rows.column("destination")))
+        self._parts.add(kind, rows, **{name: rows.column(name) for name in ("destination", "attempt")})
 
-    def _read_accepted(self, path: str, columns: list[str]) -> pa.Table:
-        """Read columns of a chunk, and the namespace of each row: "" is the pair's primary."""
-        table = self._read(path, [*columns, NAMESPACE.name])
-        return table.set_column(len(columns), NAMESPACE.name, pc.fill_null(table.column(NAMESPACE.name), ""))
-
-    def _add_accepted(self, keys: Mapping[str, list[pa.Table]], rows: pa.Table) -> None:
-        self._namespaces.update(value_counts(rows.column(NAMESPACE.name)))
-        own = pc.equal(rows.column(NAMESPACE.name), self._run.delivery.namespace)
-        for kind, part in ((LEDGER, rows.filter(own)), (ELSEWHERE, rows.filter(pc.invert(own)))):
-            keys[kind].append(part.select(list(KEY)).cast(KEYS))
-            if kind == LEDGER or self._run.delivery.only is None:
-                self._destinations.update(value_counts(part.column("destination")))
+    def _add_journal(self) -> None:
+        """Add the messages that another namespace than the run's has accepted, by the syphon's journal."""
+        for name, queue, keys in read_accepted(self._archive):
+            if name != self._run.delivery.namespace:
+                rows = [dict(zip(KEY, (queue, *key), strict=True)) for key in keys]
+                self._parts.add(JOURNAL, pa.Table.from_pylist(rows, schema=KEYS), namespace=name)
 
     def _read(self, path: str, columns: list[str]) -> pa.Table:
         """Read columns of a chunk. An unreadable chunk of a direct run counts as empty: it is all or nothing."""
@@ -195,11 +212,44 @@ class _Verification:
                 self._unreadable.append(path)
             return OUTCOME.append(NAMESPACE).empty_table().select(columns)
 
+    def _count(self, part: pa.Table) -> None:
+        counts = self._count_by_key(part)
+        if not self._run.direct:
+            for name, kind in {"copies": SEGMENTS, "unexplained_copies": SETTLED}.items():
+                copies = pc.max_element_wise(pc.subtract(counts.column(kind), 1), 0)
+                self._totals[name] += pc.sum(copies, min_count=0).as_py()
+        self._count_outcomes(counts)
+        unanswered = self._rows(part, [DOUBTFUL], "destination")
+        for each in chain(self._accepted_twice(counts, part), self._doubled(counts, part), unanswered):
+            self._add_doubtful(*each)
+
+    def _count_by_key(self, part: pa.Table) -> pa.Table:
+        """Return a row per message: KEY, and for each of KINDS and SETTLED its number of rows in files.
+
+        In a direct run, a message that any task has held counts as archived.
+        """
+        counted = {each: [each] for each in (*KINDS, SETTLED)}
+        counted[SEGMENTS] += [SETTLED, *([HELD] if self._run.direct else [])]
+        rows = part.filter(self._is_of(part, *chain(*counted.values())))
+        for each, kinds in counted.items():
+            rows = rows.append_column(each, self._is_of(rows, *kinds).cast(pa.int8()))
+        # Several threads would each build groups, and merging those costs five times as much.
+        found = rows.group_by(list(KEY), use_threads=False).aggregate([(each, "sum") for each in counted])
+        found = found.rename_columns([name.removesuffix("_sum") for name in found.column_names])
+        if not self._run.direct:
+            return found
+        ones = pa.repeat(pa.scalar(1, pa.int64()), len(found))
+        return found.set_column(found.column_names.index(SEGMENTS), SEGMENTS, ones)
+
+    def _is_of(self, rows: pa.Table, *kinds: str) -> pa.ChunkedArray:
+        numbers = pa.array([self._parts.number(each) for each in kinds], pa.int32())
+        return pc.is_in(rows.column("kind"), numbers)
+
     def _count_outcomes(self, counts: pa.Table) -> None:
         present = {kind: pc.greater(counts.column(kind), 0) for kind in KINDS}
         known = pa.table({"queue": counts.column("queue"), **present})
         grouped = known.group_by(["queue", *KINDS], use_threads=False).aggregate([([], "count_all")])
-        for row in grouped.to_pylist():
+        for row in self._parts.named(grouped).to_pylist():
             messages = row["count_all"]
             totals = self._queues.setdefault(row["queue"], Counter())
             outcomes = [bucket for kind, bucket in BUCKETS.items() if row[kind]]
@@ -217,53 +267,59 @@ class _Verification:
             else:
                 self._totals["unknown"] += messages * len(outcomes)
 
-    def _list_doubled(self, suspects: dict[Key, set[str]]) -> None:
-        """List suspects that an attempt other than the dead one recorded, or that are recorded twice."""
-        found: set[Key] = set()
-        numbers = pa.array({key[1] for key in suspects}, pa.int64())
-        chunks = (path for kind in OUTCOMES for path in self._files[kind] if path not in self._unreadable)
-        for path in chunks if suspects else ():
-            table = self._archive.read_table(path, [*KEY, "attempt", "destination"])
-            table = table.filter(pc.is_in(table.column("sequence_number"), numbers))
-            for key, attempt, destination in keyed_rows(table, "attempt", "destination"):
-                if key in suspects and (key in found or suspects[key] - {attempt}):
-                    self._add_doubtful(key, destination)
-                found.add(key)
+    def _rows(
+        self, part: pa.Table, kinds: Iterable[str], *columns: str, of: Iterable[Key] | None = None
+    ) -> Iterator[tuple[Any, ...]]:
+        """Iterate over a part's rows of some kinds, or those `of` some keys: the key, and values of these columns."""
+        rows = part.filter(self._is_of(part, *kinds))
+        if of is not None:
+            numbers = pa.array({key[1] for key in of}, pa.int64())
+            rows = rows.filter(pc.is_in(rows.column("sequence_number"), numbers))
+        return keyed_rows(self._parts.named(rows), *columns)
 
-    def _list_accepted_twice(self, counts: pa.Table) -> None:
-        """List messages that this run's namespace accepted, and others, too: by the ledger or by the journal."""
-        mine = counts.filter(pc.field(LEDGER) > 0)
-        both = mine.filter(pc.field(ELSEWHERE) > 0)
+    def _doubled(self, counts: pa.Table, part: pa.Table) -> Iterator[tuple[Key, str | None]]:
+        """Iterate over messages in the ledger twice, or held by a dead attempt and recorded by another, or twice.
+
+        Those may have arrived, whatever came of them later.
+        """
+        twice = counts.filter((pc.field(LEDGER) > 1) | (pc.field(ELSEWHERE) > 1))
+        suspects: dict[Key, set[str]] = {key: set() for key in table_keys(self._parts.named(twice))}
+        for key, attempt in self._rows(part, [HELD], "attempt"):
+            suspects.setdefault(key, set()).add(attempt)
+        found: set[Key] = set()
+        rows = self._rows(part, [*OUTCOMES, ELSEWHERE], "attempt", "destination", of=suspects) if suspects else ()
+        for key, attempt, destination in rows:
+            if key in suspects and (key in found or suspects[key] - {attempt}):
+                yield key, destination
+            found.add(key)
+
+    def _accepted_twice(self, counts: pa.Table, part: pa.Table) -> Iterator[tuple[Key, str | None, str]]:
+        """Iterate over messages that this run's namespace accepted, and others, too: by the ledger or the journal."""
+        both = counts.filter((pc.field(LEDGER) > 0) & (pc.field(ELSEWHERE) > 0))
         others = " and ".join(self._name(each) for each in self._namespaces if each != self._run.delivery.namespace)
-        found = dict.fromkeys(table_keys(both.slice(0, self._max_named)), others)
-        self._totals["doubtful_total"] += len(both) - len(found)
-        numbers = pa.array({key[1] for key in self._journal}, pa.int64())
-        for key in table_keys(mine.filter(pc.is_in(mine.column("sequence_number"), numbers))):
-            if (name := self._journal.get((key[0].lower(), *key[1:]))) is not None:
-                found[key] = self._name(name)
-        numbers = pa.array({key[1] for key in found}, pa.int64())
-        for path in self._files[LEDGER] if found else ():
-            table = self._read_accepted(path, [*KEY, "destination"])
-            table = table.filter(pc.is_in(table.column("sequence_number"), numbers))
-            for key, destination, name in keyed_rows(table, "destination", NAMESPACE.name):
-                if key in found and name == self._run.delivery.namespace:
-                    self._add_doubtful(key, destination, f"also accepted by {found[key]}")
+        found = dict.fromkeys(table_keys(self._parts.named(both)), others)
+        journal = dict(self._rows(part, [JOURNAL], "namespace"))
+        rows = self._rows(part, [LEDGER], "destination", of=[*found, *journal]) if found or journal else ()
+        for key, destination in rows:
+            other = journal.get((key[0].lower(), *key[1:]))
+            if (name := found.get(key) if other is None else self._name(other)) is not None:
+                yield key, destination, f"also accepted by {name}"
 
     def _name(self, namespace: str) -> str:
         return namespace or self._run.pair.get("primary", "")
 
-    def _list_unanswered(self) -> None:
-        for path in self._archive.files(DOUBTFUL):
-            for key, destination in keyed_rows(self._read(path, [*KEY, "destination"]), "destination"):
-                self._add_doubtful(key, destination)
-
     def _add_doubtful(self, key: Key, destination: str | None, reason: str = "") -> None:
-        """Count a message that may have arrived twice, and list it if there is room."""
+        """Count a message that may have arrived twice, and list it."""
         queue, number, _, message_id = key
-        if (identity := (queue, number, message_id, destination)) not in self._named:
-            self._totals["doubtful_total"] += 1
-            if len(self._named) < self._max_named:
-                self._named[identity] = PossibleDuplicate(*identity, reason)
+        if (identity := (queue, number, message_id, destination)) in self._seen:
+            return
+        self._seen.add(identity)
+        self._totals["doubtful_total"] += 1
+        message = PossibleDuplicate(*identity, reason)
+        if len(self._named) < self._max_named:
+            self._named.append(message)
+        line = {name: value for name, value in message._asdict().items() if value or name != "reason"}
+        self._lines.write(json.dumps(line).encode() + b"\n")
 
 
 def check_segments(archive: Archive, run: ReplayRun, *, full: bool = False) -> CheckedFiles:
@@ -296,40 +352,6 @@ def check_acknowledged(archive: Archive, proof: Proof, again: int = 0) -> None:
             f"{archive.root}/{LEDGER} has {accepted} messages, and the receipt {counted}",
             hint="restore the missing files from a copy: without them a resume sends those messages again",
         )
-
-
-class Slice(NamedTuple):
-    """One of `of` parts that messages are divided into: a power of two, by the last bits of the sequence number."""
-
-    of: int
-    part: int
-
-    def rows(self, table: pa.Table) -> pa.Table:
-        if self.of == 1:
-            return table
-        return table.filter(pc.equal(pc.bit_wise_and(table.column("sequence_number"), self.of - 1), self.part))
-
-    def keys(self, table: pa.Table) -> pa.Table:
-        return self.rows(table).select(list(KEY)).cast(KEYS)
-
-
-def _count_by_key(keys: Mapping[str, Sequence[pa.Table]]) -> pa.Table:
-    """Return one row per key, with its number of rows for each of KINDS."""
-    found = []
-    for kind, tables in keys.items():
-        rows = pa.concat_tables(tables)
-        for each in KINDS:
-            rows = rows.append_column(each, pa.repeat(pa.scalar(int(each == kind), pa.int8()), len(rows)))
-        found.append(rows)
-    rows = pa.concat_tables(found)
-    # Queues are few: encoded as numbers they cost a fifth.
-    queues = rows.column("queue").combine_chunks().dictionary_encode()
-    rows = rows.set_column(0, "queue", queues.indices)
-    # Several threads would each build groups, and merging those costs five times as much.
-    counted = rows.group_by(list(KEY), use_threads=False).aggregate([(kind, "sum") for kind in KINDS])
-    columns = {kind: counted.column(f"{kind}_sum") for kind in KINDS}
-    names = queues.dictionary.take(counted.column("queue").combine_chunks())
-    return pa.table({"queue": names, **{name: counted.column(name) for name in KEY[1:]}, **columns})
 
 
 @dataclass(frozen=True, slots=True)

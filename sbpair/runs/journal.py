@@ -488,12 +488,11 @@ class _SentBatch(NamedTuple):
         return [Doubt(self.run, key[1], key[2], key[4], *self[3:]) for key in self.keys]
 
 
-def accepted_keys(state: RunDatabase) -> dict[str, list[Key]]:
-    """Return messages accepted in earlier runs that the backlog may still hold, by the namespace that accepted them."""
-    found: dict[str, list[Key]] = {}
+def accepted_keys(state: RunDatabase) -> Iterator[tuple[str, str, list[Key]]]:
+    """Iterate over what earlier runs sent, and the backlog may still hold: by which namespace, queue, keys."""
     for batch in _batches(state, ACCEPTED):
-        found.setdefault(batch.destination_namespace, []).extend(batch.keys)
-    return found
+        if batch.keys:
+            yield batch.destination_namespace, batch.keys[0][1], batch.keys
 
 
 def messages_accepted_twice(state: RunDatabase) -> list[Doubt]:
@@ -508,13 +507,15 @@ def messages_accepted_twice(state: RunDatabase) -> list[Doubt]:
 
 def _batches(state: RunDatabase, wanted: int) -> Iterator[_SentBatch]:
     """Iterate over the batches in a state."""
-    rows = state.read(
-        "SELECT id, namespace, queue, keys, run, destination, destination_namespace FROM flights WHERE state = ?"
-        " ORDER BY id",
-        (wanted,),
-    )
-    for number, namespace, queue, keys, *sent in rows:
-        yield _SentBatch(number, [(namespace, queue, *parts) for parts in _decode_keys(state, keys)], *sent)
+    last = -1
+    while rows := state.read(
+        "SELECT id, namespace, queue, keys, run, destination, destination_namespace FROM flights"
+        " WHERE state = ? AND id > ? ORDER BY id LIMIT 100",
+        (wanted, last),
+    ):
+        last = rows[-1][0]
+        for number, namespace, queue, keys, *sent in rows:
+            yield _SentBatch(number, [(namespace, queue, *parts) for parts in _decode_keys(state, keys)], *sent)
 
 
 def find_flights(state: RunDatabase, name: str) -> Iterator[tuple[Doubt, int, int, int]]:

@@ -466,9 +466,9 @@ def _doubtful(archive: Archive, scope: str) -> list[dict[str, object]]:
     held = defaultdict[tuple[int, int], set[str]](
         set
     )  # by number and content: without ids a retry has another message id
-    for key, attempts in held_by_attempts(archive).items():
+    for key, attempt in held_by_attempts(archive):
         if key[0] == scope:
-            held[key[1:3]] |= attempts
+            held[key[1:3]].add(attempt)
     named = dict.fromkeys((key[3], destination) for key, destination, _ in _rows(archive, DOUBTFUL) if key[0] == scope)
     for key, destination, attempt in _rows(archive, f"{LEDGER}/{scope}") if held else ():
         if held.get(key[1:3], set()) - {attempt}:

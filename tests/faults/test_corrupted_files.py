@@ -153,7 +153,7 @@ def write_archive(directory: Path, *, damaged: str) -> Path:
     receipt = {"run": RUN.id, "acknowledged": 50, "balanced": True, "stopped": False, "unsent": 0}
     write_report(archive, RUN, DRAINED_FILE, drained)
     write_report(archive, RUN, RECEIPT_FILE, receipt)
-    archive.write_json(ACCEPTED_FILE, {"keys": [["contoso-dr", *key] for key in KEYS]})
+    archive.write_line(ACCEPTED_FILE, ["", QUEUE, [key[1:] for key in KEYS]])
     archive.write_json(WRITE_FILE, {"schema": RUN_SCHEMA, "version": 1, "run": RUN.id, "mark": "a" * 32})
     archive.write_json(OWNER_FILE, {"job": "a", "number": 1})
     archive.write_json(f"{LEASE}/detached-a.json", {"number": 1, "valid_seconds": 0.1, "lost": "it ended"})

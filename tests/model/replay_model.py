@@ -184,7 +184,7 @@ class Sending:
     def figures(self) -> Figures:
         rows = ((kind, row) for kind in (*OUTCOMES, DOUBTFUL) for row in rows_of(self._archive, kind))
         ended = Counter((kind, row["attempt"], _place(row)) for kind, row in rows)
-        held = ((_number(key), number) for key, dead in held_by_attempts(self._archive).items() for number in dead)
+        held = ((_number(key), number) for key, number in held_by_attempts(self._archive))
         attempts = tuple(each.figures() for each in self.attempts)
         primary = tuple(self.copies), frozenset(self.refused)
         return *primary, self.budget, attempts, frozenset(ended.items()), frozenset(held)

@@ -93,7 +93,7 @@ KEPT = "a message that cannot arrive is kept twice, for two to send it again"
         (relay, AsyncRelayClient, "_alone", deny, "a request was executed, and its error denies that"),
         (sending(deaths=1), Ledger, "hold", nothing, TWICE),
         (sending(answers=1), LedgerTally, "doubtful", nothing, TWICE),
-        (sending(deaths=1), _Verification, "_list_doubled", nothing, TWICE),
+        (sending(deaths=1), _Verification, "_doubled", lambda *_: (), TWICE),
         (sending(drivers=1, answers=1), Attempt, "may_refuse", nothing, KEPT),
     ],
     ids=lambda value: value if isinstance(value, str) and value.isidentifier() else "",

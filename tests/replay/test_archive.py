@@ -24,9 +24,11 @@ from sbpair.model.document import encoded
 from sbpair.replay import driver
 from sbpair.replay import run_description as runs
 from sbpair.replay.archive import (
+    ACCEPTED_BEFORE_LINES,
     ACCEPTED_FILE,
     DEDUPLICATED,
     DOUBTFUL,
+    DOUBTFUL_FILE,
     DRAINED_FILE,
     EXPIRED,
     HELD,
@@ -43,7 +45,7 @@ from sbpair.replay.ledger import Entry, Key, Ledger
 from sbpair.replay.outcomes import Proof, replay_receipt
 from sbpair.replay.queue_task import load_accepted
 from sbpair.replay.run_description import EVERYTHING, ReplayMode, ReplayOptions, ReplayRun, ReplaySelection
-from sbpair.replay.verify import GarbageCollection, check_acknowledged, plan_gc, remove_messages, verify
+from sbpair.replay.verify import LIMITS, GarbageCollection, Limits, check_acknowledged, plan_gc, remove_messages, verify
 from tests.replay.segments import QUEUE, key, write_segment
 
 RUN = ReplayRun(
@@ -186,7 +188,7 @@ def test_doubtful_messages_beyond_the_limit_are_counted(archive: Archive) -> Non
     end(archive, LEDGER, *map(key, range(4)))
     end(archive, DOUBTFUL, *map(key, range(4)))
     end(archive, DOUBTFUL, key(0))
-    proof = verify(archive, RUN, max_named=2)
+    proof = verify(archive, RUN, Limits(named=2))
     assert (len(proof.doubtful), proof.doubtful_total, proof.balanced) == (2, 4, True)
     [line] = [
         line for line in proof_lines(encoded(replay_receipt("r1", RUN.options.mode, proof))) if "possible" in line
@@ -204,10 +206,10 @@ FILES = st.lists(st.tuples(st.sampled_from((SEGMENTS, *KINDS)), st.sampled_from(
     files=FILES,
     held=st.dictionaries(st.sampled_from("abc"), HANDS.filter(bool)),
     direct=st.booleans(),
-    max_slice=st.integers(1, 40),
+    max_part=st.integers(1, 40),
 )
 def test_the_proof_equals_a_naive_count(
-    files: list[tuple[str, str, set[int]]], held: dict[str, set[int]], direct: bool, max_slice: int
+    files: list[tuple[str, str, set[int]]], held: dict[str, set[int]], direct: bool, max_part: int
 ) -> None:
     run = replace(RUN, options=ReplayOptions(mode=ReplayMode.DIRECT)) if direct else RUN
     with TemporaryDirectory() as directory:
@@ -221,7 +223,11 @@ def test_the_proof_equals_a_naive_count(
                 put(archive, f"s{name}", *keys)
         for attempt, numbers in held.items():
             Ledger(archive, RUN.shards, attempt).record_held([Entry(odd(number), "orders") for number in numbers])
-        proof = verify(archive, run, max_slice)
+        proof, whole = (verify(archive, run, each, save=True) for each in (Limits(max_part), LIMITS))
+        listed = [*archive.read_lines(DOUBTFUL_FILE)] if archive.exists(DOUBTFUL_FILE) else []
+    assert listed == encoded(whole.doubtful)
+    in_order = {"doubtful": sorted(proof.doubtful, key=repr)}
+    assert replace(proof, **in_order) == replace(whole, doubtful=sorted(whole.doubtful, key=repr))
 
     rows = [(kind, attempt, number) for kind, attempt, numbers in files for number in sorted(numbers)]
     ends = {kind: {number for each, _, number in rows if each == kind} for kind in KINDS}
@@ -389,8 +395,12 @@ UNREADABLE = [
     *((RUN_FILE, content, runs.load_run) for content in NO_OBJECTS),
     *((DRAINED_FILE, json.dumps(report), proof_of) for report in NO_COUNTS),
     *(
-        (ACCEPTED_FILE, json.dumps({"keys": keys}), partial(load_accepted, queue=QUEUE))
+        (ACCEPTED_BEFORE_LINES, json.dumps({"keys": keys}), partial(load_accepted, queue=QUEUE))
         for keys in (None, [3], [["contoso"]])
+    ),
+    *(
+        (ACCEPTED_FILE, content, partial(load_accepted, queue=QUEUE))
+        for content in ("", "{}\n", '["",', '["","q",[[1]]]\n')
     ),
 ]
 

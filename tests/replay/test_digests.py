@@ -16,7 +16,7 @@ from sbpair.replay.digests import adopt_segments, check_files, read_digests, wri
 from sbpair.replay.ledger import Entry, Key, Ledger
 from sbpair.replay.progress import run_status
 from sbpair.replay.run_description import load_run, save_run
-from sbpair.replay.verify import plan_gc, verify
+from sbpair.replay.verify import Limits, plan_gc, verify
 from tests.replay.object_store import Store
 from tests.replay.segments import QUEUE, key, write_segment
 from tests.replay.tasks import QUICK, drain, job_of
@@ -124,15 +124,15 @@ REPEATED = {
 
 
 @pytest.mark.parametrize("case", REPEATED)
-@pytest.mark.parametrize("max_slice", [1, 1_000])
-def test_a_key_that_no_crash_repeats_is_a_finding(archive: Archive, case: str, max_slice: int) -> None:
+@pytest.mark.parametrize("max_part", [1, 1_000])
+def test_a_key_that_no_crash_repeats_is_a_finding(archive: Archive, case: str, max_part: int) -> None:
     attempts, settled, expected = REPEATED[case]
     put(archive, "one", key(0), key(1), attempt=attempts[0])
     put(archive, "two", key(1), key(2), attempt=attempts[1])
     report(archive, settled=settled)
     end(archive, *map(key, range(3)))
     report(archive, RECEIPT_FILE, balanced=True)
-    proof = verify(archive, RUN, max_slice)
+    proof = verify(archive, RUN, Limits(max_part))
     assert (proof.copies, proof.unexplained_copies, proof.balanced) == (1, expected, True)
     assert proof.exit_code == (3 if expected else 0)
     if expected:

@@ -332,7 +332,8 @@ def _accepted(found: "config.Profile", destination: "Endpoint") -> "list[Key]":
     from sbpair.runs.journal import accepted_keys
 
     with state_if_any(found.state_directory, found.pair.ends) or nullcontext() as state:
-        return accepted_keys(state).get(namespace_id(destination), []) if state else []
+        batches = accepted_keys(state) if state else ()
+        return [key for name, _, keys in batches if name == namespace_id(destination) for key in keys]
 
 
 def _full_credits(request: "RunRequest", tiers: "EndTiers") -> "EffectiveLimits":
