@@ -10,7 +10,6 @@ counted before the first message of an archive is sent.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 from collections import Counter
@@ -18,8 +17,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from hashlib import blake2b
-from itertools import chain
 from typing import Any, TypeAlias
 
 from sbpair.azure.atom import open_atom
@@ -30,9 +27,7 @@ from sbpair.model.message_state import is_dead_letter_path, parent_path
 from sbpair.model.namespace_clock import ASSUMED_LOCK_SECONDS, MAX_LOCK_SECONDS
 from sbpair.model.pair import Endpoint
 from sbpair.move.events import MessagesLocked
-from sbpair.operating_system.files import spooled_file
 from sbpair.replay.archive import (
-    ACCEPTED_FILE,
     DELIVERY_FILE,
     DRAINED_FILE,
     RECEIPT_FILE,
@@ -58,7 +53,7 @@ from sbpair.replay.digests import (
     without_digests,
     write_report,
 )
-from sbpair.replay.ledger import read_accepted
+from sbpair.replay.ledger import add_accepted
 from sbpair.replay.outcomes import Proof, ReplayEnd, ReplayReceipt, replay_receipt
 from sbpair.replay.progress import (
     Expected,
@@ -580,20 +575,13 @@ def save_journal(request: ReplayRequest, archive: Archive) -> None:
     """Write the keys that the syphon's journal has as accepted, for the tasks and the proof, beside earlier ones."""
     if (state := state_if_any(request.state, request.pair.ends)) is None:
         return
-    primary, written = namespace_id(request.pair.primary), set[bytes]()
-    with state, spooled_file() as file:
-        journal = (
+    primary = namespace_id(request.pair.primary)
+    with state:
+        batches = (
             ("" if name == primary else name, queue, [[*key] for _, _, *key in keys])
             for name, queue, keys in accepted_keys(state)
         )
-        for batch in chain(read_accepted(archive), journal):
-            line = json.dumps(batch, separators=(",", ":")).encode() + b"\n"
-            if (digest := blake2b(line, digest_size=16).digest()) not in written:
-                written.add(digest)
-                file.write(line)
-        if written:
-            file.seek(0)
-            archive.write(ACCEPTED_FILE, file)
+        add_accepted(archive, batches)
 
 
 def _locked(remaining: Mapping[str, Remaining]) -> Counter[str]:

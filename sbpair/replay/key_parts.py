@@ -18,12 +18,7 @@ from sbpair.replay.ledger import KEY, KEYS
 NAMES = ("kind", "queue", "destination", "attempt", "namespace")
 """Columns of few distinct values, which are stored as numbers."""
 
-ROW = pa.schema(
-    [
-        *(pa.field(name, pa.int32()) for name in NAMES),
-        *(each for each in KEYS if each.name not in NAMES),
-    ]
-)
+ROW = pa.schema([*(pa.field(name, pa.int32()) for name in NAMES), *(each for each in KEYS if each.name not in NAMES)])
 
 MAX_PART = 250_000  # aimed upper bound on the rows of a part
 MAX_PARTS = 1 << 12

@@ -6,12 +6,14 @@ A chunk has one row per message: times are ms since 1970.
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import sqlite3
 import threading
 import uuid
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import count
+from itertools import chain, count
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -20,6 +22,7 @@ import pyarrow.compute as pc
 
 from sbpair.errors import MachineLacks, SbpairError, StateRefused
 from sbpair.move.message.dead_letters import NotSentReason
+from sbpair.operating_system.files import spooled_file
 from sbpair.operating_system.shortages import ROOM
 from sbpair.replay.archive import (
     ACCEPTED_BEFORE_LINES,
@@ -273,6 +276,20 @@ def read_accepted(archive: Archive) -> Iterator[tuple[str, str, list[list[Any]]]
                 yield str(name), queue, [key]
     except (KeyError, TypeError, ValueError) as error:
         raise archive.broken(ACCEPTED_BEFORE_LINES, "it does not have the keys of messages") from error
+
+
+def add_accepted(archive: Archive, batches: Iterable[tuple[str, str, list[list[Any]]]]) -> None:
+    """Add batches to those that `read_accepted` yields. Raises MachineLacks."""
+    written = set[bytes]()
+    with spooled_file() as file:
+        for batch in chain(read_accepted(archive), batches):
+            line = json.dumps(batch, separators=(",", ":")).encode() + b"\n"
+            if (digest := hashlib.blake2b(line, digest_size=16).digest()) not in written:
+                written.add(digest)
+                file.write(line)
+        if written:
+            file.seek(0)
+            archive.write(ACCEPTED_FILE, file)
 
 
 def table_keys(table: pa.Table) -> list[Key]:

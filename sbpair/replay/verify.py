@@ -80,12 +80,7 @@ LIMITS = Limits()
 
 
 def verify(
-    archive: Archive,
-    run: ReplayRun,
-    limits: Limits = LIMITS,
-    *,
-    full: bool = False,
-    save: bool = False,
+    archive: Archive, run: ReplayRun, limits: Limits = LIMITS, *, full: bool = False, save: bool = False
 ) -> Proof:
     """Read every segment and every chunk. Raises StateRefused for a broken, foreign or missing one.
 
@@ -238,8 +233,7 @@ class _Verification:
         found = found.rename_columns([name.removesuffix("_sum") for name in found.column_names])
         if not self._run.direct:
             return found
-        ones = pa.repeat(pa.scalar(1, pa.int64()), len(found))
-        return found.set_column(found.column_names.index(SEGMENTS), SEGMENTS, ones)
+        return found.drop_columns([SEGMENTS]).append_column(SEGMENTS, pa.repeat(pa.scalar(1, pa.int64()), len(found)))
 
     def _is_of(self, rows: pa.Table, *kinds: str) -> pa.ChunkedArray:
         numbers = pa.array([self._parts.number(each) for each in kinds], pa.int32())
