@@ -54,22 +54,31 @@ class RawMessage(NamedTuple):
 
 
 class RawCalls:
-    """Calls of functions of a SendTarget. `unanswered` is whether the last one may have sent something."""
+    """Calls of functions of a SendTarget. `unanswered` is whether the last one may have sent something.
+
+    A function calls `begin` before it sends: until then, its link is opened.
+    """
 
     unanswered = False
+    _has_begun = False
+
+    def begin(self) -> None:
+        self._has_begun = True
 
     def call(
         self, side: SendSide, path: str, action: Action, seconds: float, failed: BaseException | None = None
     ) -> Steps[Any]:
         """Perform `action` and return its result. Raises the errors of `action`, of which `failed` has been one."""
-        self.unanswered = False
+        self.unanswered, self._has_begun = False, failed is not None
         try:
             if failed is not None:
                 raise failed  # noqa: TRY301  it is judged like an error of `action`
             return (yield Call(action, SendTarget(side, path), seconds))
         except BaseException as error:
-            self.unanswered = isinstance(error, InDoubt) or not isinstance(error, SbpairError)
+            self.unanswered = isinstance(error, InDoubt) or (self._has_begun and not isinstance(error, SbpairError))
             if isinstance(error, TimeoutError):
+                if not self._has_begun:
+                    raise TimedOut(f"link to {path!r}: no answer within {seconds:g} s") from error
                 raise InDoubt(f"sending to {path!r}: no answer came within {seconds:g} s") from error
             raise
 
@@ -83,8 +92,8 @@ class RawFailoverSend(FailoverSend[RawMessage], AsyncClosable):
 
     def __init__(self, client: RawFailoverClient, entity: str, send: SendRaw | None = None) -> None:
         super().__init__(client.failover_state, entity, client.policy, client.now, client.outbox)
-        self._connections = RawCalls()
-        self._client, self._send_own = client, send or client.send
+        self._connections: RawCalls = RawCalls()
+        self._client, self._send_own = client, send
         self._doing = f"sending to {entity!r}"
 
     @property
@@ -135,7 +144,11 @@ class RawFailoverSend(FailoverSend[RawMessage], AsyncClosable):
         `attempt(side, seconds)` schedules them in the entity of the primary, or of the secondary once that is lost.
         """
         prepared, deadline = [RawMessage(each, each) for each in messages], self._now() + seconds
-        action: Action = lambda target, left: attempt(target.side, left)  # noqa: E731
+
+        def action(target: SendTarget, left: float) -> Awaitable[list[int]]:
+            self._connections.begin()
+            return attempt(target.side, left)
+
         async with self._turn:
             with self._reporting(prepared):
                 self.unanswered = False
@@ -178,8 +191,11 @@ class RawFailoverSend(FailoverSend[RawMessage], AsyncClosable):
         async def send(target: SendTarget, seconds: float) -> None:
             if self._client.outage is not None:
                 self._client.outage.check_ping(*target)
-            send = self._client.send if target.side == "backlog" else self._send_own
-            await send(*target, payload, message_format, seconds)
+            if self._send_own is None or target.side == "backlog":
+                await self._client.send(*target, payload, message_format, seconds, self._connections.begin)
+            else:
+                self._connections.begin()
+                await self._send_own(*target, payload, message_format, seconds)
 
         return send
 
@@ -233,11 +249,20 @@ class RawFailoverClient(AsyncClientBase[RawFailoverSend]):
         """Return a sender for a queue or topic, which may have a `send` of its own. Raises NameInvalid."""
         return self._get_sender(entity, send)
 
-    async def send(self, side: SendSide, path: str, payload: bytes, message_format: int, seconds: float) -> None:
-        """Send one delivery over the client's own connection to a side."""
+    async def send(
+        self,
+        side: SendSide,
+        path: str,
+        payload: bytes,
+        message_format: int,
+        seconds: float,
+        begin: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Send one delivery over the client's own connection to a side; `begin` is called once the link is open."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
         link = await self._link(side, path, seconds)
+        begin()
         await link.deliver(payload, message_format, deadline - loop.time())
 
     async def max_message_size(self, queue: str, seconds: float) -> int:

@@ -83,7 +83,10 @@ class Attempts:
         self.state = self.client.failover_state
         self.sender = self.client.sender("orders")
 
-    async def send(self, side: str, path: str, payload: bytes, message_format: int, seconds: float) -> None:
+    async def send(
+        self, side: str, path: str, payload: bytes, message_format: int, seconds: float, begin: Callable[[], None]
+    ) -> None:
+        begin()
         self.tried.append((path.rpartition("/")[2], round(seconds)))
         await asyncio.sleep(1)
         end = ENDS[self.ends.pop(0) if self.ends else "ok"]
