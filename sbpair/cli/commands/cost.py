@@ -1,6 +1,5 @@
 """`sbpair cost`: estimates the cost of an outage by `sbpair.planning.outage_cost`."""
 
-import re
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Literal
@@ -25,9 +24,7 @@ MAX_COUNT = 1_000
 def _seconds(text: str) -> float:
     from sbpair.planning.outage_cost import MAX_SECONDS
 
-    if re.fullmatch(r"[\d.]+", text.strip()):
-        raise UsageError(f"--outage: expected a duration with its unit, got {text!r}", hint="write 4h, 90m or 2d")
-    seconds = seconds_of("--outage", text)
+    seconds = seconds_of("--outage", text, unit=True)
     if seconds > MAX_SECONDS:
         raise UsageError(f"--outage is {text}, and must be at most 366d", hint="write 4h, 90m or 2d")
     return seconds

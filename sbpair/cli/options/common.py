@@ -61,10 +61,16 @@ def option(
 
 
 def duration(
-    declaration: str, text: str, *, at_least: float | None = None, at_most: float | None = None, **more: Any
+    declaration: str,
+    text: str,
+    *,
+    at_least: float | None = None,
+    at_most: float | None = None,
+    unit: bool = False,
+    **more: Any,
 ) -> Any:
-    """Return an option whose text is a duration, and whose value is its seconds: more than 0 without `at_least`."""
-    parse = partial(seconds_of, declaration.split(maxsplit=1)[0], at_least=at_least, at_most=at_most)
+    """Return an option whose text is a duration, and whose value is its seconds: as `seconds_of` takes them."""
+    parse = partial(seconds_of, declaration.split(maxsplit=1)[0], at_least=at_least, at_most=at_most, unit=unit)
     return option(declaration, text, parse=parse, **more)
 
 

@@ -5,6 +5,7 @@ converted here.
 """
 
 import os
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from enum import Enum
 from pathlib import Path
@@ -116,10 +117,17 @@ def _beyond(name: str, value: Any, rules: OptionRules, default: object) -> Usage
     return UsageError(f"{name} is {value}, and must be {bounds}", hint=hint)
 
 
-def seconds_of(option: str, text: str, *, at_least: float | None = None, at_most: float | None = None) -> float:
-    """Return the seconds of `90s`, `1m` or `PT1M`: more than 0 without `at_least`. Raises UsageError."""
+def seconds_of(
+    option: str, text: str, *, at_least: float | None = None, at_most: float | None = None, unit: bool = False
+) -> float:
+    """Return the seconds of `90s`, `1m` or `PT1M`: more than 0 without `at_least`. Raises UsageError.
+
+    A number alone is seconds, or refused where the `unit` must be said.
+    """
     from sbpair.timespan import TICKS_PER_SECOND, ticks
 
+    if unit and re.fullmatch(r"[\d.]+", text.strip()):
+        raise UsageError(f"{option}: expected a duration with its unit, got {text!r}", hint="write 4h, 90m or 2d")
     try:
         seconds = ticks(text) / TICKS_PER_SECOND
     except UsageError as error:

@@ -25,7 +25,7 @@ class ChosenMessages:
     sequence: SequenceRanges | None = option(
         "--sequence N,N-N", "Only these sequence numbers", parse=SequenceRanges.read
     )
-    older_than: float | None = duration("--older-than TIME", "Only messages enqueued longer ago than that")
+    older_than: float | None = duration("--older-than TIME", "Only messages enqueued longer ago than that", unit=True)
 
     @property
     def state(self) -> MessageState | None:
