@@ -231,6 +231,8 @@ class KeptFile:
         return file
 
     def _end_last_line(self, path: Path, file: int) -> None:
+        if os.read(file, 1) not in (b"", b"{"):
+            raise UsageError(f"{path} has other lines than kept messages", hint=_ANOTHER)
         size, tail = os.fstat(file).st_size, b""
         for back in count(1):
             at = max(0, size - back * READ_BYTES)

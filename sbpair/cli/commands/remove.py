@@ -158,7 +158,9 @@ def _preview(screen: Screen, keep: "KeptFile", source: "EntityAddress", found: "
 
 
 def _question(keep: "KeptFile", source: "EntityAddress", found: "ChosenCount") -> str:
-    place = f"They are kept in {keep.id}, {size(keep.size)}." if keep.id else "None is kept."
+    place = (
+        f"They are kept in {keep.id}, {size(keep.size) if keep.size else 'a new file'}." if keep.id else "None is kept."
+    )
     return f"Remove {_found(source, found)}? {place}"
 
 

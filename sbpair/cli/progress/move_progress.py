@@ -254,7 +254,8 @@ class TextMoveProgress(MoveProgress):
             what = plural(len(event.queues), "backlog queue")
             what = f"the dead letters of {what}" if self._request.takes_dead_letters else what
             what, to = self._request.names or (what, self._request.ends.destination.name)
-            self._screen.say(f"moving {what} to {to}")
+            removes = self._request.keep is not None
+            self._screen.say(f"removing messages of {what}" if removes else f"moving {what} to {to}")
             self._due = time.monotonic() + FIRST_SECONDS
         super().__call__(event)
 
