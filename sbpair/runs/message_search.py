@@ -27,7 +27,12 @@ JOURNALED = {
     NAMED: f"{UNANSWERED}, and ended by a later send or settlement",
     TWICE: "accepted, and by another namespace, too",
 }
-LISTED = {"dead_letters": "dead-lettered", "stayed": "stayed in its source", "doubtful": "may be there twice"}
+LISTED = {
+    "dead_letters": "dead-lettered",
+    "stayed": "stayed in its source",
+    "doubtful": "may be there twice",
+    "renumbered": "moved",
+}
 """The lists of a receipt that name messages, and how these ended."""
 
 
@@ -63,16 +68,21 @@ def _named(run: RunRecord, name: str) -> Iterator[RecordedMessage]:
     lists["came back as a dead letter"] = (receipt.get("ramp") or {}).get("came_back", ())
     for kind, each in ((kind, each) for kind, listed in lists.items() for each in listed):
         number, message_id = each["sequence_number"], each["message_id"]
-        if name in (message_id, str(number)):
-            to = each["destination"] or "", each.get("namespace", "")
-            outcome = ": ".join(filter(None, (kind, each["reason"])))
+        new = each.get("new_number")
+        if name in (message_id, str(number), str(new or "")):
+            to = each.get("destination") or "", each.get("namespace", "")
+            outcome = ": ".join(filter(None, (kind, each.get("reason") or (new and f"its new number is {new}"))))
             message = Doubt(run.id, each["queue"], number, message_id, *to)
             yield RecordedMessage("receipt", message, run.ended_ms or run.started_ms, outcome)
 
 
 def kept_files(runs: Sequence[RunRecord]) -> dict[Path, RunRecord]:
-    """Return the files of removed messages, each with the first run that wrote to it."""
-    return {Path(str(run.settings["keep"])): run for run in runs if run.settings.get("keep", "none") != "none"}
+    """Return the files of removed messages, each with the first run that wrote to it.
+
+    A run that removed nothing leaves no file.
+    """
+    keeping = [(Path(str(run.settings["keep"])), run) for run in runs if run.settings.get("keep", "none") != "none"]
+    return {path: run for path, run in keeping if (run.receipt or {}).get("sent", 1) or path.exists()}
 
 
 def find_kept(path: Path, run: RunRecord, name: str) -> Iterator[RecordedMessage]:
