@@ -13,7 +13,17 @@ from sbpair.backlog import TRANSFER_SEGMENT
 from sbpair.cli.command_loop import run, run_gracefully
 from sbpair.cli.commands.peek import peeked
 from sbpair.cli.next_command import next_command, not_confirmed
-from sbpair.cli.options.common import NamespaceSelection, Output, argument, duration, flag, option, option_group
+from sbpair.cli.options.common import (
+    PEEK_ALL,
+    NamespaceSelection,
+    Output,
+    argument,
+    duration,
+    flag,
+    max_messages,
+    option,
+    option_group,
+)
 from sbpair.cli.options.entity_addresses import reach_of
 from sbpair.cli.options.selection import Selection
 from sbpair.cli.render.messages import body_text, enqueued, print_peeked, shown_line
@@ -79,7 +89,7 @@ def command(
     entity: str = argument("QUEUE|TOPIC", "[SIDE:]QUEUE, or [SIDE:]TOPIC with --subscription"),
     subscription: str | None = option("--subscription NAME", "Subscription of a topic"),
     chosen: Selection,
-    limit: int = option("--max -n N", "Number of messages at most", default=10, at_least=1),
+    limit: int = option("--max -n N", "Number of messages at most, or all", default="10", parse=max_messages),
     remove: bool = flag("--remove", "Remove each message after it is printed"),
     yes: bool = flag("--yes -y", "Remove without asking", needs="--remove"),
     wait: float = duration("--wait DURATION", "Exit after this time without a message", default="5s", needs="--remove"),
@@ -128,7 +138,8 @@ def command(
     if not yes:
         endpoints = (address.endpoint,) if dedup is None else (reach.pair.primary, reach.pair.secondary)
         sides = " and ".join(each.name for each in endpoints)
-        question = f"Remove up to {plural(limit, 'message')} from {path} in {sides}?"
+        what = "all messages" if limit == PEEK_ALL else f"up to {plural(limit, 'message')}"
+        question = f"Remove {what} from {path} in {sides}?"
         if not screen.asks(question):
             raise not_confirmed("received", next_command("receive", entity, "--yes"))
     with _refusals_explained(path):
