@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from sbpair.model.pair import Endpoint
 
 ROWS_SHOWN = 100
+NONE = "no dead letters in the backlog queues; those of other queues: sbpair entities --with-dead-letters --all"
 ENTITY = argument("[ENTITY]", "[SIDE:]QUEUE or [SIDE:]TOPIC/subscriptions/NAME", default=None, complete=backlog_queues)
 QUEUES = option(
     "--queue NAME|INDEX",
@@ -84,7 +85,8 @@ def list_groups(
     screen.show(dead_letter_list(groups), table)
     reasons = [each.reason for each in groups]
     way = _way_back(connection, entity, queue, sum(each.messages for each in groups), reasons)
-    say_number(screen, groups, way)
+    elsewhere = entity is not None or connection.namespace is not None
+    say_number(screen, groups, way, "no dead letters" if elsewhere else NONE)
     return 0
 
 

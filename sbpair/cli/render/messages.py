@@ -105,13 +105,20 @@ def cells(groups: "Iterable[DeadLetterCount]") -> "Iterator[tuple[DeadLetterCoun
         yield each, each.reason or NO_REASON, sampled(each.messages, exact=each.exact), oldest
 
 
-def say_number(screen: Screen, groups: "Sequence[DeadLetterCount]", way: str, *, chosen: bool = False) -> None:
-    """Print how many dead letters there are, or match a filter, and what to do about them."""
+def say_number(
+    screen: Screen,
+    groups: "Sequence[DeadLetterCount]",
+    way: str,
+    none: str = "no dead letters",
+    *,
+    chosen: bool = False,
+) -> None:
+    """Print how many dead letters there are, or match a filter, and what to do about them; `none` if none is there."""
     total, exact = sum(each.messages for each in groups), all(each.exact for each in groups)
     if not exact:
         screen.say(f"{LEGEND}; --max N peeks more")
     if not groups:
-        screen.say("no dead letter matches" if chosen else "no dead letters")
+        screen.say("no dead letter matches" if chosen else none)
         return
     number = f"{'' if exact else 'at least '}{grouped(total)} dead letter{'' if total == 1 else 's'}"
     matching = (" matches" if total == 1 else " match") if chosen else ""
