@@ -82,7 +82,9 @@ def kept_files(runs: Sequence[RunRecord]) -> dict[Path, RunRecord]:
     A run that removed nothing leaves no file.
     """
     keeping = [(Path(str(run.settings["keep"])), run) for run in runs if run.settings.get("keep", "none") != "none"]
-    return {path: run for path, run in keeping if (run.receipt or {}).get("sent", 1) or path.exists()}
+    return {
+        path: run for path, run in keeping if (run.receipt or {}).get("kept", {}).get("messages", 1) or path.exists()
+    }
 
 
 def find_kept(path: Path, run: RunRecord, name: str) -> Iterator[RecordedMessage]:

@@ -49,7 +49,7 @@ def refusals(path: tuple[str, ...], tried: set[str]) -> Iterator[Refusal]:
             yield others, f"Missing {kind} '{shown}'{among}{see}"
     optional = [word for param in arguments if param not in required for word in _given(param, "1")]
     if all(param.nargs == 1 for param in arguments):
-        yield [*needed, *optional, "more"], f"Got unexpected extra argument(s) (more){see}"
+        yield [*needed, *optional, "more"], f"Got unexpected extra argument(s) (more)\n  usage: {usage}"
     for param in params:
         for words, error in wrong_values(param) if param not in arguments else ():
             if f"{words} {error}" not in tried:
@@ -75,7 +75,7 @@ def wrong_values(param: Any) -> Iterator[Refusal]:
     if _kind(param) is int:
         yield [name, "many"], f"{shown}: expected a whole number"
     elif _choices(param):
-        yield [name, "nope"], f"{shown}: 'nope' is not one of {', '.join(map(repr, _choices(param)))}"
+        yield [name, "zzz"], f"{shown}: 'zzz' is not one of {', '.join(map(repr, _choices(param)))}"
 
 
 def broken_rules(name: str, param: Any, known: dict[str, Any], needed: list[str]) -> Iterator[Refusal]:
@@ -101,7 +101,7 @@ def broken_rules(name: str, param: Any, known: dict[str, Any], needed: list[str]
         upper = "" if most is None else f" to {most:g} s"
         outside = f", and must be from {least or 0:g} s{upper}\nhint: write a duration, as in 30s"
         if least is None:
-            yield [*leading, name, "0"], f"{name} must be greater than 0\nhint: write a duration, as in 30s"
+            yield [*leading, name, "0s"], f"{name} must be greater than 0\nhint: write a duration, as in 30s"
         elif least:
             yield [*leading, name, "0"], f"{name} is 0{outside}"
         if most is not None:

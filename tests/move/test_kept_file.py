@@ -127,7 +127,8 @@ def _writable_by_all(path: Path) -> None:
 @pytest.mark.parametrize(
     ("prepare", "error", "text"),
     [
-        (lambda path: path.write_text("half a line of notes"), UsageError, "is not of sbpair"),
+        (lambda path: path.write_text("whole = 'line'\n"), UsageError, "has other lines"),
+        (lambda path: path.write_text("{}\nhalf a line of notes"), UsageError, "is not of sbpair"),
         (Path.mkdir, UsageError, "not a regular file"),
         (_writable_by_all, StateRefused, "may write to"),
     ],
