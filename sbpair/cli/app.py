@@ -6,8 +6,7 @@ A command's module is imported when the command is run: `sbpair --help` loads no
 import inspect
 import os
 import re
-import shlex
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Annotated, Any, get_type_hints
 
@@ -231,7 +230,9 @@ def _usage(error: typer.TyperException, path: str) -> UsageError:
     if path == PROGRAM and "No such option" in error.format_message():
         hint += "; options go after the command, as in sbpair audit --output json"
     if extra := re.match(r"Got unexpected extra argument\(?s?\)? \((\S+)\)", error.format_message()):
-        meant = _meant_by_extra(extra[1], path, {max(each.opts, key=len) for each in found.params})
+        known = {max(each.opts, key=len) for each in found.params}
+        meant = [f"{each} {extra[1]}" for each in ("--queue", "--max") if each in known and extra[1].isdecimal()]
+        meant += [f"{PROGRAM} {extra[1]}"] if extra[1] in COMMANDS else []
         hint = f"did you mean {' or '.join(meant)}? {hint}" if meant else hint
     if choice := re.search(r"'([^']*)' is not one of (.+)", error.format_message()):
         near = nearest_hint(choice[1].lower(), re.findall(r"'([^']+)'", choice[2]), "")
@@ -242,14 +243,6 @@ def _usage(error: typer.TyperException, path: str) -> UsageError:
     wrong = UsageError(message, hint=hint)
     wrong.excerpt = (f"  usage: {found.usage(found.context_class(found, info_name=path))}",)
     return wrong
-
-
-def _meant_by_extra(extra: str, path: str, options: Collection[str]) -> list[str]:
-    """Return what an argument may stand for that the command does not take."""
-    meant = [f"{each} {extra}" for each in ("--queue", "--max") if each in options and extra.isdecimal()]
-    meant += [f"{PROGRAM} {extra}"] if extra in COMMANDS else []
-    of_entity = [f"{PROGRAM} redrive {shlex.quote(extra)} --by-reason"] if " deadletters " in path else []
-    return meant or of_entity
 
 
 def _complete(command: Any) -> int:
