@@ -108,9 +108,10 @@ def test_only_the_user_can_use_what_is_written_whatever_the_umask(open_path: Pat
 
 def test_a_line_is_appended_whole_or_not_at_all(own_disk: Path) -> None:
     path = own_disk / "kept.jsonl"
-    files.append_line(path, b"one\n")
+    one, two = b'{"a": 1}\n', b'{"a": 2}\n'
+    files.append_line(path, one)
     with full(own_disk), pytest.raises(OSError, match="No space left"):
         files.append_line(path, b"x" * 9_000)
-    assert path.read_bytes() == b"one\n"
-    files.append_line(path, b"two\n")
-    assert path.read_bytes() == b"one\ntwo\n"
+    assert path.read_bytes() == one
+    files.append_line(path, two)
+    assert path.read_bytes() == one + two
