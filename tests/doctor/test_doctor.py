@@ -128,7 +128,6 @@ def faulty(kind: str, namespace: str = "contoso", **fields: int) -> Callable[[Em
         (having(credential=SasToken(f"{SIGNATURE}&sig=%3D%3D&se={2**33}&skn={ROOT}")), {"sign_in": 5}, "send", ""),
         (faulty("namespace-down"), {"amqp": 6, "http": 6}, "clock tier sign_in", ""),
         (faulty("throttle"), {"manage": 6}, "tier", ""),
-        (faulty("refuse-requests", status=401), {"sign_in": 5}, "send listen manage", ""),
     ],
 )
 async def test_what_is_wrong_fails_alone_and_hides_nothing_of_the_other_side(

@@ -72,7 +72,7 @@ def test_an_endpoint_may_have_a_port_a_path_and_another_cloud(
         (";TransportType=AmqpWebSockets", []),
         (";transporttype=AMQP", []),
         (";TransportType=NetMessaging", ["its TransportType is ignored: neither Amqp nor AmqpWebSockets"]),
-        (";EntityPath=orders", ["it has an EntityPath: its key may be for that entity alone"]),
+        (";EntityPath=orders", []),
         (";OperationTimeout=00:01;RuntimePort=9354", ["operationtimeout and runtimeport of it is ignored"]),
         (f";{KEY[:9]}={KEY[9:]}", ["an unknown part of it is ignored"]),
     ],
