@@ -56,7 +56,7 @@ name = "cellar"
 """
 VARYING = (
     (r"(?<=stranded since )[^()]*\([^()]*\)", "WHEN"),
-    (r"(?<=2999-01-01 00:00Z, in )\d+d \d+h", "AGES"),
+    (r"(?<=2999-01-01 00:00Z, in )\d+d", "AGES"),
     (r"\d{6}-\d{6}-[0-9a-z]{4}", "RUN"),
     (r"TrackingId:.*?, Timestamp:[\d:T-]+", "TRACKING"),
     (r"20\d\d-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d+)?(Z|\+00:00| UTC)", "TIME"),

@@ -276,7 +276,16 @@ def test_shown_dead_letters_fit_80_columns(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0, "0s"), (0.6, "1s"), (59.4, "59s"), (60, "1m"), (90, "1m 30s"), (3_605, "1h 5s"), (93_784, "1d 2h")],
+    [
+        (0, "0s"),
+        (0.6, "1s"),
+        (59.4, "59s"),
+        (60, "1m"),
+        (90, "1m 30s"),
+        (3_605, "1h 5s"),
+        (93_784, "1d 2h"),
+        (8_648_000, "100d"),
+    ],
 )
 def test_a_time_in_words(seconds: float, text: str) -> None:
     assert spoken(seconds) == text

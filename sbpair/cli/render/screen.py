@@ -221,14 +221,14 @@ def some(names: Sequence[object], shown: int = 3, *, more: bool = False) -> str:
 
 
 def spoken(seconds: float) -> str:
-    """Return a duration in its two largest units: `3d 4h`, `5m 10s`, `0s`."""
+    """Return a duration in its two largest units: `3d 4h`, `5m 10s`, `0s`. Of 100 days and more, only the days."""
     left = round(seconds)
     parts: list[str] = []
     for unit, length in (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1)):
         count, left = divmod(left, length)
         if count or (unit == "s" and not parts):
             parts.append(f"{count}{unit}")
-    return " ".join(parts[:2])
+    return " ".join(parts[: 1 if seconds >= 100 * 86_400 else 2])
 
 
 def size(number: float) -> str:
