@@ -1,8 +1,9 @@
-"""The size of the code base: `python -m tests.architecture.size [CHECKOUT]`.
+"""The size of the code base: `python -m tests.architecture.size [--draw] [CHECKOUT]`.
 
-Prints lines, modules, classes, functions and circles of the product, and lines and modules of the tests. Lines are
-those of Python files, with blank ones, comments and docstrings. A circle is a set of modules that all import each
-other, by imports for annotations too.
+`--draw` prints the packages and modules at the top, the least dependent last, with their lines and what they import.
+Otherwise it prints lines, modules, classes, functions and circles of the product, and lines and modules of the tests.
+Lines are those of Python files, with blank ones, comments and docstrings. A circle is a set of modules that all import
+each other, by imports for annotations too.
 """
 
 import ast
@@ -28,6 +29,23 @@ def main(checkout: Path) -> None:
     }
     for name, value in rows.items():
         print(f"{name:<28}{value:>8}")  # noqa: T201  # the result of this command
+
+
+def draw(checkout: Path) -> None:
+    product = _trees(checkout / "sbpair")
+    lines, imported = dict[str, int](), dict[str, set[str]]()
+    for name, tree in product.items():
+        part = _part(name)
+        lines[part] = lines.get(part, 0) + max((getattr(node, "end_lineno", 0) for node in tree.body), default=0)
+        found = {_part(each) for each in _imports(tree, product)}
+        imported.setdefault(part, set()).update(found - {part})
+    reached = {part: len(_reached(imported, part)) for part in imported}
+    for part in sorted(imported, key=lambda part: (-reached[part], part)):
+        print(f"{part:<18}{lines[part]:>7}  {' '.join(sorted(imported[part]))}")  # noqa: T201  # the result, too
+
+
+def _part(module: str) -> str:
+    return ([*module.split("."), "__init__"])[1]
 
 
 def _length(path: Path) -> int:
@@ -81,4 +99,6 @@ def _reached(graph: dict[str, set[str]], start: str) -> set[str]:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parents[2])
+    words = sys.argv[1:]
+    show = draw if "--draw" in words else main
+    show(next((Path(word) for word in words if word != "--draw"), Path(__file__).parents[2]))
