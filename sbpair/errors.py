@@ -348,7 +348,16 @@ def first_error() -> Iterator[None]:
 
 def nearest_hint(wrong: str, known: Iterable[str], otherwise: str) -> str:
     """Return the hint for an unknown name: the one of the known names that is like it, or else another hint."""
+    near = nearest(wrong, known)
+    return f"did you mean {near[0]}?" if near else otherwise
+
+
+def nearest(wrong: str, known: Iterable[str], likeness: float = 0.6) -> list[str]:
+    """Return the known names that are like another one, in any case: the likest first; all for a `likeness` of 0."""
     import difflib  # an error is rare
 
-    near = difflib.get_close_matches(wrong, list(known), 1)
-    return f"did you mean {near[0]}?" if near else otherwise
+    names: dict[str, list[str]] = {}
+    for each in known:
+        names.setdefault(each.lower(), []).append(each)
+    near = difflib.get_close_matches(wrong.lower(), names, len(names) or 1, likeness)
+    return [each for key in near for each in sorted(names[key])]

@@ -44,7 +44,7 @@ from sbpair.errors import (
     PartitionsWanted,
     SbpairError,
     ServiceRefused,
-    nearest_hint,
+    nearest,
 )
 from sbpair.model import tiers
 from sbpair.model.connect_errors import explain_refusal, key_hint
@@ -97,15 +97,22 @@ class NamespaceProbe:
 
 async def nearest_entity(endpoint: Endpoint, path: str, otherwise: str) -> str:
     """Return the hint for an entity that does not exist: one like it, if the namespace names one soon."""
-    names: list[str] = []
+    wanted, names = subscription_of(path), list[str]()
+    part, before, after = (wanted.topic, "", f"/subscriptions/{wanted.name}") if wanted else (path, "", "")
     with suppress(SbpairError, TimeoutError):
         async with asyncio.timeout(NAMES_SECONDS), open_atom(endpoint) as control:
-            if (wanted := subscription_of(path)) is not None:
-                path, names = wanted.name, [each.name for each in await control.subscriptions(wanted.topic)]
+            with suppress(SbpairError):  # there is no such topic
+                names = [each.name for each in await control.subscriptions(wanted.topic)] if wanted else []
+            if names and wanted:
+                part, before, after = wanted.name, f"{wanted.topic}/subscriptions/", ""
             else:
                 names = await control.names()
-    is_there = path.lower() in map(str.lower, names)  # as a topic, where a queue is wanted
-    return otherwise if is_there else nearest_hint(path, names, otherwise)
+    known = set(map(str.lower, names))
+    if part.lower() in known:  # as a topic, where a queue is wanted, or as a queue
+        return f"{part} has no subscriptions" if wanted else otherwise
+    parent = path.rpartition("/")[0]
+    near = nearest(part, [*names, *([f"{parent}/$DeadLetterQueue"] if parent.lower() in known else [])])
+    return f"did you mean {before}{near[0]}{after}?" if near else otherwise
 
 
 class AtomNamespace:

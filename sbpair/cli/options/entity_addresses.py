@@ -93,7 +93,9 @@ class Reach:
         try:
             backlog.check_path(path, shorten="give the name of a queue, topic or subscription")
         except NameInvalid as error:
-            raise NameInvalid(f"{_before(what, ':')}{error.message}", hint=error.hint) from None
+            entity, sign, _ = path.partition("/$")
+            hint = f"dead letters of {entity} are {entity}/$DeadLetterQueue, also by --messages dead"
+            raise NameInvalid(f"{_before(what, ':')}{error.message}", hint=hint if sign else error.hint) from None
         if not side:
             side = "secondary" if backlog.under_prefix(self.pair.primary.name, path) else "primary"
         from sbpair.syphon.move_ends import EntityAddress
