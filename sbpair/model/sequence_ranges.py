@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from itertools import islice
 from typing import Final, NamedTuple, Self
 
 from sbpair.errors import UsageError
@@ -31,18 +30,17 @@ class SequenceRanges(NamedTuple):
                 merged.append([first, last])
         return cls(tuple(first for first, _ in merged), tuple(last for _, last in merged))
 
-    def include(self, number: int) -> bool:
+    def find(self, number: int) -> int | None:
+        """Return the index of the range that has a number."""
         at = bisect_right(self.firsts, number) - 1
-        return at >= 0 and number <= self.lasts[at]
+        return at if at >= 0 and number <= self.lasts[at] else None
 
-    def single(self, limit: int) -> set[int]:
-        """Return the first numbers that were written alone, `limit` at most: a range may have gaps."""
+    def texts(self) -> list[str]:
         pairs = zip(self.firsts, self.lasts, strict=True)
-        return set(islice((first for first, last in pairs if first == last), limit))
+        return [str(first) if first == last else f"{first}-{last}" for first, last in pairs]
 
     def __str__(self) -> str:
-        pairs = zip(self.firsts, self.lasts, strict=True)
-        return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in pairs)
+        return ",".join(self.texts())
 
 
 def _range(text: str) -> tuple[int, int]:

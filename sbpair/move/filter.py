@@ -7,7 +7,6 @@ equal those of messages that are decoded at once.
 
 from __future__ import annotations
 
-import difflib
 import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sbpair.amqp import splice
 from sbpair.amqp.message import Sections, skip
-from sbpair.errors import ProtocolError, UsageError
+from sbpair.errors import ProtocolError, UsageError, nearest
 from sbpair.model.message_state import MessageState
 from sbpair.model.sequence_ranges import SequenceRanges
 from sbpair.move.interface import KeptMessage
@@ -262,7 +261,7 @@ class MessageFilter:
         self._looked = False
         # Whether a message with a property of that name was found; None for a filter that does not name the body.
         self._has_property_body = False if asks_for_body else None
-        self._not_found = self.sequences.single(_MAX_NAMES) if self.sequences else set()
+        self._not_found = set(range(min(len(self.sequences.firsts), _MAX_NAMES))) if self.sequences else set()
 
     def choose(self, messages: Sequence[Any], now_ms: int) -> list[bool]:
         """Return which received messages the filter is true for, at a time of the service in ms since 1970."""
@@ -288,44 +287,45 @@ class MessageFilter:
             found += [f"no message matched, and {doubt}" for doubt in self._text_doubts]
             doubted = {doubt.partition(" ")[0] for doubt in self._text_doubts}
             absent = [each for each in self._absent.values() if self._looked and each not in doubted]
-            found += [f"{looked} property {each}; they have {_nearest(each, tuple(self._found))}" for each in absent]
-        if self._not_found:
-            numbers = ", ".join(map(str, sorted(self._not_found)[:_SHOWN_NAMES]))
+            found += [f"{looked} property {each}; they have {_nearest_first(each, self._found)}" for each in absent]
+        if self.sequences and self._not_found:
+            texts = self.sequences.texts()
+            numbers = ", ".join(texts[at] for at in sorted(self._not_found)[:_SHOWN_NAMES])
             more = ", …" if len(self._not_found) > _SHOWN_NAMES else ""
             found.append(f"{looked} sequence number {numbers}{more}")
         there = tuple(self._found_reasons)
         known = set(map(str.lower, there))
         for each in sorted(self.reasons) if 0 < len(there) < _MAX_NAMES else ():
             if each.lower() not in known:
-                shown = _nearest(each, [reason or NO_REASON for reason in there])
+                shown = _nearest_first(each, [reason or NO_REASON for reason in there])
                 found.append(f"{looked} reason {each or NO_REASON}; they have {shown}")
         return found
 
     @property
     def full_text(self) -> str:
-        """All that a message needs, as one text."""
+        """All that a message needs: the filter alone, or the options."""
         conditions = self._conditions()
-        return " AND ".join([*conditions, *([f"({self.text})" if conditions else self.text] if self.text else ())])
+        return " ".join([*conditions, *([f'--where "{self.text}"'] if self.text else [])]) if conditions else self.text
 
     def _conditions(self) -> list[str]:
-        """Return what a message needs beside the condition of the text."""
-        quoted = ", ".join("'{}'".format(each.replace("'", "''")) for each in sorted(self.reasons))
-        found = {
-            f"state = '{self.state}'": self.state,
-            f"sequence IN ({self.sequences})": self.sequences,
-            f"age > '{self.older_than or 0:.12g}s'": self.older_than,
-            f"reason IN ({quoted})": quoted,
-        }
-        return [text for text, choice in found.items() if choice]
+        """Return what a message needs beside the condition of the text, as options."""
+        names = [each or NO_REASON for each in sorted(self.reasons)]
+        return [
+            *([f"--messages {self.state}"] if self.state else []),
+            *([f"--sequence {self.sequences}"] if self.sequences else []),
+            *([f"--older-than {_in_one_unit(self.older_than)}"] if self.older_than else []),
+            *("--reason {}".format(each if each.isalnum() else f'"{each}"') for each in names),
+        ]
 
     def _passes(self, message: FilteredMessage) -> bool:
         """Return whether a message has the state, number, age and reason that it needs."""
         if self.state and _state_of(message) != self.state:
             return False
         if self.sequences:
-            self._not_found.discard(message.sequence_number)
-            if not self.sequences.include(message.sequence_number):
+            at = self.sequences.find(message.sequence_number)
+            if at is None:
                 return False
+            self._not_found.discard(at)
         if self.older_than:
             enqueued_at = message.enqueued_at
             if not 0 < enqueued_at < message.now_ms - self.older_than * 1000:
@@ -376,10 +376,16 @@ class MessageFilter:
             self._looked = True
 
 
-def _nearest(wrong: str, found: Collection[str]) -> str:
+def _in_one_unit(seconds: float) -> str:
+    """Return a duration as a user writes it: `7d`, `90m`."""
+    units = ((86_400, "d"), (3_600, "h"), (60, "m"), (1, "s"))
+    size, unit = next((each for each in units if not seconds % each[0]), units[-1])
+    return f"{seconds / size:.12g}{unit}"
+
+
+def _nearest_first(wrong: str, found: Collection[str]) -> str:
     """Return the names that are there, the nearest one first."""
-    likeness = {each: difflib.SequenceMatcher(None, wrong.lower(), each.lower()).ratio() for each in found}
-    names = sorted(found, key=lambda each: (-likeness[each], each))
+    names = nearest(wrong, found, 0)
     return ", ".join([each[:_SHOWN] for each in names[:_SHOWN_NAMES]] + ["…"] * (len(names) > _SHOWN_NAMES)) or "none"
 
 

@@ -340,10 +340,10 @@ def reason_given(reason: Any) -> FilteredMessage:
     ("text", "reasons", "chosen", "shown"),
     [
         ("reason LIKE 'Max%'", (), [2], "reason LIKE 'Max%'"),
-        ("", ("it's OLD",), [1], "reason IN ('it''s OLD')"),
-        ("", ("", "maxdelivery"), [0, 2, 3, 4], "reason IN ('', 'maxdelivery')"),
-        ("n = 1", ("", "MaxDelivery"), [0, 2, 3], "reason IN ('', 'MaxDelivery') AND (n = 1)"),
-        ("n = 2", ("MaxDelivery",), [], "reason IN ('MaxDelivery') AND (n = 2)"),
+        ("", ("it's OLD",), [1], '--reason "it\'s OLD"'),
+        ("", ("", "maxdelivery"), [0, 2, 3, 4], '--reason "(none)" --reason maxdelivery'),
+        ("n = 1", ("", "MaxDelivery"), [0, 2, 3], '--reason "(none)" --reason MaxDelivery --where "n = 1"'),
+        ("n = 2", ("MaxDelivery",), [], '--reason MaxDelivery --where "n = 2"'),
     ],
 )
 def test_dead_letters_are_chosen_by_their_reason(
@@ -358,12 +358,12 @@ def test_dead_letters_are_chosen_by_their_reason(
 @pytest.mark.parametrize(
     ("choice", "matches", "shown"),
     [
-        ({"sequences": SequenceRanges.read("5,70-80")}, True, "sequence IN (5,70-80)"),
-        ({"sequences": SequenceRanges.read("76,78"), "older_than": 60}, False, "sequence IN (76,78) AND age > '60s'"),
-        ({"older_than": 3_599.9, "text": "n = 5"}, True, "age > '3599.9s' AND (n = 5)"),
-        ({"older_than": 3_600, "text": "n = 5"}, False, "age > '3600s' AND (n = 5)"),
-        ({"state": MessageState.ACTIVE}, True, "state = 'active'"),
-        ({"state": MessageState.SCHEDULED}, False, "state = 'scheduled'"),
+        ({"sequences": SequenceRanges.read("5,70-80")}, True, "--sequence 5,70-80"),
+        ({"sequences": SequenceRanges.read("76,78"), "older_than": 60}, False, "--sequence 76,78 --older-than 1m"),
+        ({"older_than": 3_599.9, "text": "n = 5"}, True, '--older-than 3599.9s --where "n = 5"'),
+        ({"older_than": 3_600, "text": "n = 5"}, False, '--older-than 1h --where "n = 5"'),
+        ({"state": MessageState.ACTIVE}, True, "--messages active"),
+        ({"state": MessageState.SCHEDULED}, False, "--messages scheduled"),
     ],
 )
 def test_messages_are_chosen_by_number_age_and_state(choice: dict[str, Any], matches: bool, shown: str) -> None:
@@ -371,8 +371,8 @@ def test_messages_are_chosen_by_number_age_and_state(choice: dict[str, Any], mat
     assert (made.matches(filtered(encoded())), made.full_text) == (matches, shown)
     missing = "none of the messages that were looked at has the sequence number "
     assert [each.removeprefix(missing) for each in made.doubts()] == {
-        "sequence IN (5,70-80)": ["5"],
-        "sequence IN (76,78) AND age > '60s'": ["76, 78"],
+        "--sequence 5,70-80": ["5"],
+        "--sequence 76,78 --older-than 1m": ["76, 78"],
     }.get(shown, [])
 
 
