@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 import time
 import uuid
 from hashlib import sha256
@@ -32,6 +33,7 @@ HINT: Final = (
     'a line is an object such as {"body": "hello", "message_id": "1", "session_id": "a", "properties": {"n": 1}}'
 )
 END: Final = "sbpair/peek-end/1"
+_TABLE: Final = re.compile(rb"(QUEUE +)?SEQUENCE +ENQUEUED |ENQUEUED +FROM +ID +BODY")
 MAX_ID: Final = 128
 NAMES: Final = ("message_id", "session_id", "partition_key")
 BODIES: Final = ("body", "body_base64")
@@ -57,7 +59,8 @@ _SPELLINGS: Final = {
 class LineReader:
     """Reads lines in order. `ignored` are the fields that were not sent, `dropped` counts the messages.
 
-    `is_cut` is whether the lines are not those of their end, which is refused.
+    `is_refused` is whether all lines are, as they are not those of their end, or were printed in another form. Lines
+    that are not JSON may look printed if they are `surely_text`.
 
     `scheduled` decides on messages with a schedule time: to keep it, to send them now, or to drop them.
     `as_stranded` messages are for a backlog queue, and keep their aliases.
@@ -67,14 +70,16 @@ class LineReader:
         self,
         *,
         as_json: bool = True,
+        surely_text: bool = False,
         scheduled: Literal["keep", "now", "drop"] = "keep",
         as_stranded: bool = False,
     ) -> None:
         if as_stranded and not as_json:
             raise UsageError("only lines of JSON can be sent as stranded", hint="add --format jsonl")
         self.ignored: set[str] = set()
-        self.dropped, self.is_cut = 0, False
+        self.dropped, self.is_refused = 0, False
         self._as_json, self._scheduled, self._as_stranded = as_json, scheduled, as_stranded
+        self._surely_text = surely_text
         self._lines, self._hash = 0, sha256()
 
     def read(self, line: bytes, *, skipped: bool = False) -> RawMessage | None:
@@ -90,22 +95,36 @@ class LineReader:
         if self._as_json and END.encode() in line and (end := dict(_object(line))).get("schema") == END:
             self._check_end(end)
             return None
+        if not (self._lines or self._surely_text):
+            self._check_form(line)
         self._lines += 1
         self._hash.update(line + b"\n")
         if skipped:
             return None
         return self._message(line) if self._as_json else _encoded(_with_id(Sections(body=data_body(line))))
 
+    def _check_form(self, first: bytes) -> None:
+        """Raise UsageError for messages that were printed in a form that is not sent, by their first line."""
+        hint = f"print the messages with -o jsonl{'' if self._as_json else '; --format lines sends each line as it is'}"
+        what = "a table that was printed" if _TABLE.match(first) else ""
+        if first.rstrip() in (b"{", b"[") or first.endswith(b'"messages": ['):
+            what = "a JSON document of several lines"
+        elif not self._as_json and first.startswith(b'{"schema": "sbpair/'):
+            what, hint = "a line of JSON that was printed", "add --format jsonl; --format lines sends it as text"
+        if what:
+            self.is_refused = True
+            raise UsageError(f"it begins with {what}", hint=hint)
+
     def _check_end(self, end: dict[str, Any]) -> None:
         """Raise UsageError unless the lines before are those that were printed."""
         lines, digest, self._lines, self._hash = self._lines, self._hash.hexdigest(), 0, sha256()
         hint = "copy the file again, or take this line away to send the others; a pipe has sent them"
-        self.is_cut = end.get("messages") != lines or end.get("sha256") != digest
+        self.is_refused = end.get("messages") != lines or end.get("sha256") != digest
         if end.get("messages") != lines:
             raise UsageError(
                 f"it counts {end.get('messages')} messages and follows {lines}: some are missing", hint=hint
             )
-        if self.is_cut:
+        if self.is_refused:
             raise UsageError("the lines before it are not those that were printed: their SHA-256 differs", hint=hint)
 
     def _message(self, line: bytes) -> RawMessage | None:

@@ -376,9 +376,9 @@ class SourceLines:
                 group = []
 
 
-def check_lines(file: int, place: str, reader: LineReader, skip: int) -> None:
-    """Raise UsageError for the first invalid line. Afterwards the descriptor is at its start again."""
-    for _ in SourceLines(file, place, reader, skip):
+def check_lines(file: int, place: str, reader: LineReader, skip: int, limit: int | None = None) -> None:
+    """Raise UsageError for the first invalid line of `limit` groups, and leave the descriptor at its start."""
+    for _ in islice(SourceLines(file, place, reader, skip), limit):
         pass
     os.lseek(file, 0, os.SEEK_SET)
 

@@ -94,14 +94,19 @@ class EntityAddress(NamedTuple):
         return self.endpoint.authority.lower() == other.endpoint.authority.lower()
 
 
-def check_names(source: EntityAddress, destination: EntityAddress) -> None:
-    """Raise UsageError for ends that no service would accept, or that would feed each other."""
+def check_accepts(destination: EntityAddress) -> None:
+    """Raise UsageError for a destination to which nothing can be sent."""
     if destination.is_dead_letters:
-        hint = f"move to {destination.parent}, or to a queue that you create for them"
+        hint = f"name {destination.parent}, or a queue that you create for them"
         raise UsageError(f"{destination.path} is a dead-letter queue: nothing can be sent to it", hint=hint)
     if subscription_of(destination.path):
         hint = "name a queue; or a topic, which gives its messages to every subscription"
         raise UsageError(f"{destination.path} is a subscription, which accepts no messages", hint=hint)
+
+
+def check_names(source: EntityAddress, destination: EntityAddress) -> None:
+    """Raise UsageError for ends that no service would accept, or that would feed each other."""
+    check_accepts(destination)
     if source.equals(destination) and source.state != MessageState.DEFERRED:
         hint = "name another destination; --dead-letters moves the dead letters of the source"
         raise UsageError(f"{source.path} is both the source and the destination", hint=hint)

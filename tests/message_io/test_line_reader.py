@@ -60,7 +60,7 @@ def test_every_field_of_an_object_is_in_the_message() -> None:
 
 
 WRONG: list[tuple[bytes, str]] = [
-    (b"{", "the line is not JSON"),
+    (b"{,", "the line is not JSON"),
     (b"\xff", "the line is not UTF-8"),
     (b"[]", "expected a JSON object, got a list"),
     (b'"text"', "got text"),

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from sbpair.backlog import TRANSFER_SEGMENT
 from sbpair.cli.command_loop import blame_clock, run_gracefully, suggest_entities
@@ -87,6 +87,9 @@ def command(
     named = entity
     reach = reach_of(connection, screen)
     address = reach.address(entity, side=None if ":" in entity or connection.namespace is not None else "primary")
+    from sbpair.syphon.move_ends import check_accepts
+
+    check_accepts(address)
     is_paired, entity = connection.namespace is None and address.side == "primary", address.path
     if not is_paired:
         _check_backlog(entity, as_stranded=as_stranded)
@@ -102,14 +105,15 @@ def command(
     from sbpair.message_io import line_reader, send_lines
 
     is_json = file.lower().endswith(JSON_ENDINGS) if form is None else form == "jsonl"
-    form_of = partial(line_reader.LineReader, as_json=is_json, scheduled=scheduled, as_stranded=as_stranded)
+    terms: dict[str, Any] = {"as_json": is_json, "surely_text": form == "lines"}
+    form_of = partial(line_reader.LineReader, scheduled=scheduled, as_stranded=as_stranded, **terms)
     reader = form_of()
     place = "stdin" if file == STDIN else file
 
     with _open(file) as descriptor:
         typed = os.isatty(descriptor)
-        if is_json and stat.S_ISREG(os.fstat(descriptor).st_mode):
-            send_lines.check_lines(descriptor, place, form_of(), skip)
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            send_lines.check_lines(descriptor, place, form_of(), skip, None if is_json else 1)
         elif typed:
             screen.say(f"type one message a line; {end_of_input()} ends")
 
@@ -212,7 +216,7 @@ def _print_next_command(
     if result.error is not None and not result.stopped:
         where = "" if result.line is None else f"line {result.line}: "
         screen.error(f"{where}{result.error.message}", with_options(result.error.hint))
-    if reader.is_cut or (result.error is None and not result.stopped):
+    if reader.is_refused or (result.error is None and not result.stopped):
         return
     what = [entity] if file == STDIN else [entity, file]
     skipped = ["--skip", result.next_line - 1] if result.next_line > 1 and not typed else []
