@@ -93,8 +93,13 @@ def create_file(path: Path, text: str, *, options: str = "--config or SBPAIR_CON
     """Create a file that `options` name, and its directory. Raises UsageError if it exists, and MachineLacks."""
     try:
         make_directories(path.parent)
-        with os.fdopen(open_new(path), "w", encoding="utf-8") as file:
-            file.write(text)
+        descriptor = open_new(path)
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as file:
+                file.write(text)
+        except OSError:
+            path.unlink()
+            raise
     except OSError as error:
         if path.is_dir():
             raise UsageError(f"{path} is a directory", hint=f"name a file, with {options}") from error

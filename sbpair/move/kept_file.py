@@ -82,7 +82,8 @@ class KeptFile:
         """Open the file. Raises UsageError, LeaseHeld, StateRefused, MachineLacks."""
         if self.path is not None:
             if self.makes_directory:
-                make_directory(self.path.parent)
+                for each in (self.path.parent.parent, self.path.parent):  # the state, and its directory of files
+                    make_directory(each)
             self._file = self._opened(self.path)
         return self
 
@@ -173,7 +174,7 @@ class KeptFile:
         with self._turn:
             if self.failure is None:
                 if self._file is not None:
-                    self._append(self._file, batch)
+                    self.append(batch.payload)
                 before, self.lines = self.lines, self.lines + batch.count
                 if self._is_shown(batch, before) or self.path is not None:
                     return
@@ -190,9 +191,12 @@ class KeptFile:
                 return False
         return True
 
-    def _append(self, file: int, batch: KeptBatch) -> None:
+    def append(self, lines: bytes) -> None:
+        """Append lines, on disk on return, or nothing of them. Raises MachineLacks."""
+        file = self._file
+        assert file is not None  # noqa: S101  # it is open
         try:
-            left = memoryview(batch.payload)
+            left = memoryview(lines)
             while left:
                 left = left[os.write(file, left) :]
             os.fsync(file)
@@ -202,13 +206,13 @@ class KeptFile:
             with suppress(OSError):
                 os.ftruncate(file, self.size)
             raise _unwritable(self.path, error) from error
-        self.size += len(batch.payload)
+        self.size += len(lines)
 
     def _opened(self, path: Path) -> int:
         """Open the file, and end its last line. Returns the descriptor."""
         try:
             if path.exists() and not path.is_file():
-                raise UsageError(f"{path} is not a regular file", hint=f"{_ANOTHER}; --no-keep keeps nothing")
+                raise UsageError(f"{path} is not a regular file", hint=_ANOTHER)
             ownership.check_owner(path)
             with suppress(FileExistsError):
                 os.close(open_new(path))
@@ -265,5 +269,5 @@ def _is_json(text: bytes) -> bool:
 def _unwritable(path: Path | None, error: OSError) -> MachineLacks:
     return MachineLacks(
         f"{path} cannot be written: {error.strerror}",
-        hint=f"{_ANOTHER}, or make room: a message that is not in the file is still in its entity",
+        hint=f"{_ANOTHER}, or make room: what is not in the file is still in its entity",
     )

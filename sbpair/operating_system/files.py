@@ -134,27 +134,6 @@ def open_to_append(path: Path) -> int:
     return os.open(path, os.O_RDWR | os.O_APPEND | _BINARY)
 
 
-def append_line(path: Path, line: bytes) -> None:
-    """Append a line of JSON, on disk on return, or nothing of it. A new file can be read by this user only.
-
-    Raises OSError, also for a file of other lines.
-    """
-    with suppress(FileExistsError):
-        os.close(open_new(path))
-        sync_directory(path.parent)
-    descriptor = open_to_append(path)
-    try:
-        if os.read(descriptor, 1) not in (b"", b"{"):
-            raise OSError(errno.EINVAL, "it has other lines")
-        size = os.fstat(descriptor).st_size
-        if os.write(descriptor, line) != len(line):
-            os.ftruncate(descriptor, size)
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def sync_directory(directory: Path) -> None:
     """Make the entries of a directory durable. No-op on Windows, which cannot sync a directory. Raises OSError."""
     if sys.platform == "win32":

@@ -23,20 +23,18 @@ def kill_at(when: str, nth: int) -> None:
     For `torn` and `kept`, that is a write of removed messages, of which half, or all, is in the file.
     """
     kept_file.AT_ONCE = kept_file.SHOWN_AT_ONCE
-    write, append = RunDatabase.write, kept_file.KeptFile._append
+    write, append = RunDatabase.write, kept_file.KeptFile.append
     left = nth
 
-    def tearing(keep: kept_file.KeptFile, file: int, batch: kept_file.KeptBatch) -> None:
+    def tearing(keep: kept_file.KeptFile, lines: bytes) -> None:
         nonlocal left
         left -= 1
-        if not left and when == "torn":
-            batch.payload = batch.payload[: len(batch.payload) // 2]
-        append(keep, file, batch)
+        append(keep, lines[: len(lines) // 2] if not left and when == "torn" else lines)
         if not left:
             os.kill(os.getpid(), signal.SIGKILL)
 
     if when in ("torn", "kept"):
-        kept_file.KeptFile._append = tearing  # type: ignore[method-assign]
+        kept_file.KeptFile.append = tearing  # type: ignore[method-assign]
         return
 
     def killing(state: RunDatabase, *changes: Any) -> None:

@@ -7,13 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-from sbpair.operating_system import files
-from tests.kit.disks import full, own_disk
 from tests.kit.users import GROUP, USER, make_directory, open_path
 
-__all__ = ["open_path", "own_disk"]  # fixtures
+__all__ = ["open_path"]  # fixtures
 
 WRITE = """
 import json, os, sys, tempfile
@@ -27,6 +23,7 @@ from sbpair.failover.outbox import Outbox
 from sbpair.operating_system import files
 from sbpair.replay.archive import Archive
 from sbpair.replication.keys import KeyStatus, KeyStore, Window
+from sbpair.move.kept_file import KeptFile
 from sbpair.runs.database import RunDatabase
 from sbpair.runs.file_lease import hold_machine_leases
 from sbpair.runs.run_log import RunEntry
@@ -49,7 +46,7 @@ def write(root):
         archive.write_line("held/1.jsonl", {})
         with files.replaced_file(str(root / "own" / "report.html")) as report:
             report.write_text("report")
-        files.append_line(root / "own" / "kept.jsonl", b"{}\\n")
+        enter(KeptFile(root / "own" / "kept.jsonl", dict)).append(b"{}\\n")
         enter(files.ready_file(root / "own" / "ready.json"))({"port": 5672})
         create_file(root / "config" / "sbpair" / "config.toml", "")
         with files.temporary_directory("sbpair-") as temporary:
@@ -104,14 +101,3 @@ def test_only_the_user_can_use_what_is_written_whatever_the_umask(open_path: Pat
         }
         assert (umask, wrong) == (umask, {})
         assert {path.name for path in found} >= WRITTEN
-
-
-def test_a_line_is_appended_whole_or_not_at_all(own_disk: Path) -> None:
-    path = own_disk / "kept.jsonl"
-    one, two = b'{"a": 1}\n', b'{"a": 2}\n'
-    files.append_line(path, one)
-    with full(own_disk), pytest.raises(OSError, match="No space left"):
-        files.append_line(path, b"x" * 9_000)
-    assert path.read_bytes() == one
-    files.append_line(path, two)
-    assert path.read_bytes() == one + two

@@ -1,6 +1,5 @@
 """`sbpair export`: writes the entities of one namespace as infrastructure code, by `sbpair.planning`."""
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
@@ -9,7 +8,8 @@ from sbpair.cli.next_command import written_command
 from sbpair.cli.options.common import COUNT, PairSelection, argument, flag, option
 from sbpair.cli.options.values import selected_pair
 from sbpair.cli.render.screen import Screen, clean, plural
-from sbpair.errors import MachineLacks, UsageError
+from sbpair.config.file import create_file
+from sbpair.errors import UsageError
 from sbpair.model.document import document
 from sbpair.model.pair import Side
 
@@ -82,7 +82,7 @@ def command(
     text = bicep(code) if language == "bicep" else terraform(code)
     target = None if write in (None, STDOUT) else write
     if target is not None:
-        _write_new(target, text)
+        create_file(Path(target), text, options="--write")
     exported = tuple(ExportedEntity(each.entity.kind, each.entity.path, each.symbol) for each in code.resources)
     shown = None if target else text
     made = ExportResult(language, side, code.namespace, code.backlog_queues, exported, code.external, target, shown)
@@ -90,22 +90,6 @@ def command(
     if code.external:
         screen.warn(f"forwarding targets that must exist already: {', '.join(code.external)}")
     return 0
-
-
-def _write_new(path: str, text: str) -> None:
-    """Write a file that does not exist yet. Raises UsageError if it does, MachineLacks if it cannot be written."""
-    try:
-        with open(path, "x", encoding="utf-8", newline="\n") as opened:  # noqa: PTH123  # Path.open is no shorter
-            try:
-                opened.write(text)
-                opened.flush()
-            except OSError:
-                os.unlink(path)  # noqa: PTH108
-                raise
-    except FileExistsError as error:
-        raise UsageError(f"--write: {path} exists", hint="name a new file, or remove it first") from error
-    except OSError as error:
-        raise MachineLacks(f"{path} cannot be written: {error.strerror}", hint="choose a writable path") from error
 
 
 def _summary(path: str, code: "NamespaceCode") -> str:

@@ -1,7 +1,6 @@
 """`sbpair sessions`: runs `sbpair.message_io.session_states`, and prints sessions and their states."""
 
 import json
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,17 +8,16 @@ from sbpair.cli.command_loop import run
 from sbpair.cli.completion import backlog_queues
 from sbpair.cli.logs import utc
 from sbpair.cli.next_command import next_command, not_confirmed
-from sbpair.cli.options.common import RunSelection, argument, flag, option, peek_option
+from sbpair.cli.options.common import RunSelection, argument, flag, kept_path, option, peek_option
 from sbpair.cli.options.entity_addresses import reach_of
 from sbpair.cli.progress.reporting import PeekProgress
 from sbpair.cli.render.screen import Screen, clean, plural, size
 from sbpair.cli.render.table import LEGEND, columns, sampled
-from sbpair.errors import MachineLacks
 from sbpair.model.document import encoded
 from sbpair.model.pair import Side
-from sbpair.operating_system.files import append_line
 
 if TYPE_CHECKING:
+    from sbpair.move.kept_file import KeptFile
     from sbpair.syphon.move_ends import EntityAddress
 
 PEEK = 10_000
@@ -34,7 +32,10 @@ def command(
     show: str | None = option("--show ID", "Print the state of this session", excludes=("--clear", "--peek")),
     clear: str | None = option("--clear ID", "Clear the state of this session", excludes="--peek"),
     keep: Path | None = option(
-        "--keep FILE", f"Append the state to this file first [default: {KEPT} in --state]", needs="--clear"
+        "--keep FILE",
+        f"Append the state to this file first [default: {KEPT} in --state]",
+        needs="--clear",
+        parse=kept_path,
     ),
     yes: bool = flag("--yes -y", "Clear without asking", needs="--clear"),
     connection: RunSelection,
@@ -67,11 +68,10 @@ def command(
         f"Append the state of session {clear} of {address.path} to {file}, and clear it?", after_table=False
     ):
         raise not_confirmed("cleared", next_command("sessions", address, "--clear", clear, "--yes"))
-    if keep is None:
-        from sbpair.runs.database import make_directory
+    from sbpair.move.kept_file import KeptFile
 
-        make_directory(file.parent)
-    return _take(screen, address, clear, file)
+    with KeptFile(file, encoded, makes_directory=keep is None) as kept:
+        return _take(screen, address, clear, kept)
 
 
 def _list(screen: Screen, address: "EntityAddress", peek: int) -> int:
@@ -99,7 +99,7 @@ def _list(screen: Screen, address: "EntityAddress", peek: int) -> int:
     return 0
 
 
-def _take(screen: Screen, address: "EntityAddress", session_id: str, file: Path | None) -> int:
+def _take(screen: Screen, address: "EntityAddress", session_id: str, file: "KeptFile | None") -> int:
     """Print the state of a session. With a `file`, append the state to it, and then clear that."""
     from sbpair.cli.results.messages import ShownSessionState
     from sbpair.message_io.message_fields import text_or_base64
@@ -109,19 +109,16 @@ def _take(screen: Screen, address: "EntityAddress", session_id: str, file: Path 
         text, in_base64 = (None, None) if state is None else text_or_base64(state)
         return ShownSessionState(utc(None), address.endpoint.name, address.path, session_id, text, in_base64, kept)
 
-    def keep(path: Path, state: bytes) -> None:
-        try:
-            append_line(path, json.dumps(encoded(shown(state))).encode() + b"\n")
-        except OSError as error:
-            raise MachineLacks(f"{path} cannot be written: {error.strerror}", hint="name another file") from error
+    def keep(state: bytes) -> None:
+        if file is not None:
+            file.append(json.dumps(encoded(shown(state))).encode() + b"\n")
 
-    keeping = None if file is None else partial(keep, file)
-    state = run(take_state(address.endpoint, address.path, session_id, keeping), address.endpoint)
-    found = shown(state, file if state is not None else None)
+    state = run(take_state(address.endpoint, address.path, session_id, keep if file else None), address.endpoint)
+    found = shown(state, file.path if file is not None and state is not None else None)
     is_binary = f"({size(len(state or b''))}, not text; -o json has it in base64)"
     screen.show(found, map(clean, [is_binary] if found.state_base64 else str(found.state or "").splitlines()))
     if state is None:
         screen.say(f"session {session_id} of {address.path} has no state")
     elif file is not None:
-        screen.say(f"cleared; {file} has its {size(len(state))}")
+        screen.say(f"cleared; {file.id} has its {size(len(state))}")
     return 0

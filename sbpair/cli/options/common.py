@@ -87,9 +87,22 @@ def max_messages(text: str) -> int:
     """Return the value of --max N, which is PEEK_ALL for `all`. Raises UsageError."""
     number = int(text) if text.isascii() and text.isdecimal() and len(text) < MAX_DIGITS else 0
     if text != "all" and not number:
-        hint = "all prints every message that is there"
+        hint = "all takes every message that is there"
         raise UsageError(f"--max: expected a number from 1, or all, got {text[:40]!r}", hint=hint)
     return PEEK_ALL if text == "all" else number
+
+
+def run_limit(limit: int | None) -> int | None:
+    """Return --max as a run takes it: None for all."""
+    return None if limit == PEEK_ALL else limit
+
+
+def kept_path(text: str) -> Path:
+    """Return the value of --keep, which is a file. Raises UsageError."""
+    if text == "-":
+        hint = "name a file; with -o jsonl, receive --remove prints each line on stdout, too"
+        raise UsageError("--keep - is no file: what is removed must be on the disk first", hint=hint)
+    return Path(text)
 
 
 def _peeked(text: str) -> int:
