@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from sbpair.errors import ExitCode
 from sbpair.model.cost import MoverOperations
@@ -53,6 +53,9 @@ class RenumberedMessage:
     sequence_number: Annotated[int, "Its sequence number there"]
     message_id: Annotated[str | None, "Its message id"]
     new_number: Annotated[int | None, "Its sequence number at the destination; null if unknown"]
+    destination: Annotated[str | None, "Queue or topic that has it; null if unknown, or if it was removed", LATER] = (
+        None
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +204,15 @@ def default_ttl_note(messages: int, source: str) -> str:
         f"{messages} of them have the default time to live of {source}, which may be their sender's:"
         " --ttl drop-default leaves it out"
     )
+
+
+class KeptRecord(NamedTuple):
+    """Removed messages, and the file that has them."""
+
+    file: Annotated[str | None, "The file; null if the messages were not kept"]
+    messages: Annotated[int, "Messages that this run has written to it"]
+    bytes: Annotated[int, "Its size"]
+    earlier: Annotated[int, "Further removed messages, which an earlier run had kept", LATER] = 0
 
 
 class Tally:

@@ -151,7 +151,7 @@ class Settlement:
             self.spend("sent", batch.messages)
             self._accepted.add(batch.messages)
             if self._context.record_renumbered is not None:
-                self._name_renumbered(batch.messages, batch.batch.numbers)
+                self._name_renumbered(batch.messages, batch.batch.numbers, destination)
         self._context.journal.note_accepted([batch.number for batch in batches])
 
     def end_already_sent(self, message: ReceivedMessage) -> None:
@@ -162,15 +162,18 @@ class Settlement:
         """Complete a message that the destination accepted before."""
         self._context.tally.ended(self._source.queue, "already_sent")
         if self._context.record_renumbered is not None:
-            self._name_renumbered([message], ())
+            self._name_renumbered([message], (), None)
         self._spawn(self._complete([message]), message)
 
-    def _name_renumbered(self, messages: Sequence[ReceivedMessage], numbers: Sequence[int]) -> None:
+    def _name_renumbered(
+        self, messages: Sequence[ReceivedMessage], numbers: Sequence[int], destination: str | None
+    ) -> None:
         """Name messages that applications know by their numbers, with the new ones where these are known."""
         for message, number in zip_longest(messages, numbers):
             facts = message.facts
             old = facts.queue, facts.sequence_number, facts.message_id
-            self._context.tally.renumbered(RenumberedMessage(*old, number))
+            to = None if self._context.removes else destination
+            self._context.tally.renumbered(RenumberedMessage(*old, number, to))
 
     async def _complete_accepted(self, messages: list[ReceivedMessage]) -> None:
         if self._context.record_renumbered is not None:

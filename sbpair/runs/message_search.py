@@ -64,7 +64,8 @@ def find_recorded(state: RunDatabase, runs: Sequence[RunRecord], name: str) -> I
 
 def _named(run: RunRecord, name: str) -> Iterator[RecordedMessage]:
     receipt = run.receipt or {}
-    lists = {kind: receipt.get(key, ()) for key, kind in LISTED.items()}
+    kinds = LISTED | ({"renumbered": "removed"} if "keep" in run.settings else {})
+    lists = {kind: receipt.get(key, ()) for key, kind in kinds.items()}
     lists["came back as a dead letter"] = (receipt.get("ramp") or {}).get("came_back", ())
     for kind, each in ((kind, each) for kind, listed in lists.items() for each in listed):
         number, message_id = each["sequence_number"], each["message_id"]

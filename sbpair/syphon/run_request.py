@@ -77,8 +77,8 @@ class RampPlan:
             raise UsageError("a ramp needs a step, and a time to observe", hint=RAMP_HINT)
 
 
-def read_totals(text: str, limit: int | None = None) -> tuple[int, ...]:
-    """Return the totals of `1,10,100`, at most the `limit` of --max. Raises UsageError, with the place of a mistake."""
+def read_totals(text: str) -> tuple[int, ...]:
+    """Return the totals of `1,10,100`. Raises UsageError, with the place of a mistake."""
     totals: list[int] = []
     at = 0
     for part in text.split(","):
@@ -86,7 +86,7 @@ def read_totals(text: str, limit: int | None = None) -> tuple[int, ...]:
         mistake = "expected a number" if not word else f"{word[:20]!r} is not a whole number"
         if word.isascii() and word.isdecimal():
             number = int(word) if len(word) < 10 else MAX_RAMP + 1
-            mistake = _mistake(number, before, limit)
+            mistake = _mistake(number, before)
             totals.append(number)
         if mistake:
             place = at + len(part) - len(part.lstrip())
@@ -97,14 +97,12 @@ def read_totals(text: str, limit: int | None = None) -> tuple[int, ...]:
     return tuple(totals)
 
 
-def _mistake(total: int, before: int, limit: int | None = None) -> str:
+def _mistake(total: int, before: int) -> str:
     if total < 1:
         return f"{total} is not at least 1"
     if total > MAX_RAMP:
         return f"a step is at most {MAX_RAMP} messages"
-    if total <= before:
-        return f"{total} is not greater than {before} before it"
-    return "" if limit is None or total <= limit else f"a step of {total} is never reached: --max is {limit}"
+    return f"{total} is not greater than {before} before it" if total <= before else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import Annotated, NamedTuple
 from sbpair.errors import ExitCode, SbpairError
 from sbpair.model.document import LATER, SPREAD, UNLESS_NONE
 from sbpair.move.rate_limit import Limit
-from sbpair.move.receipt import MissingDestination, Receipt
+from sbpair.move.receipt import KeptRecord, MissingDestination, Receipt
 from sbpair.runs.run_record import RemainingMessages
 
 STOPPING = (ExitCode.UNSAFE, ExitCode.ACCESS, ExitCode.MACHINE, ExitCode.UNAVAILABLE)
@@ -29,14 +29,6 @@ class QueueFailure(NamedTuple):
     @property
     def hint(self) -> Annotated[str, "What to do about it; may be empty", LATER]:
         return self.error.hint
-
-
-class KeptRecord(NamedTuple):
-    """Removed messages, and the file that has them."""
-
-    file: Annotated[str | None, "The file; null if the messages were not kept"]
-    messages: Annotated[int, "Messages that this run has written to it"]
-    bytes: Annotated[int, "Its size"]
 
 
 @dataclass(frozen=True, slots=True)

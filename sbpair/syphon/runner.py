@@ -20,7 +20,7 @@ from sbpair.model.message_state import ASIDE, MessageState
 from sbpair.move.context import MoveContext
 from sbpair.move.events import QueuesFound, SyphonEvent, TopicsUnchecked
 from sbpair.move.failure_latch import unless_set
-from sbpair.move.receipt import NamedMessage, Tally
+from sbpair.move.receipt import KeptRecord, NamedMessage, Tally
 from sbpair.move.topic_guard import TopicGuard
 from sbpair.runs.journal import Journal
 from sbpair.runs.run_log import SPACING_MS
@@ -31,7 +31,7 @@ from sbpair.syphon.pool import DepthSampler, Find, WorkerPool
 from sbpair.syphon.run_limits import EndTiers, SendCosts, effective_limits, tier_of
 from sbpair.syphon.run_plan import RunPlan
 from sbpair.syphon.run_request import DEFAULT_TIMINGS
-from sbpair.syphon.run_result import KeptRecord, QueueFailure, SyphonResult
+from sbpair.syphon.run_result import QueueFailure, SyphonResult
 from sbpair.syphon.run_store import LiveRun, RunStore
 from sbpair.syphon.sources import find_sources, none_found
 from sbpair.syphon.worker import QueueWorker
@@ -126,8 +126,9 @@ async def run(
                 remaining = await _remaining(plan, workers, may_count=request.count_remaining and not hurry.is_set())
         failures = _failures(plan, workers, ramp)
         limiter = context.rate_limiter
+        receipt, keep = tally.receipt(), request.keep
         result = SyphonResult(
-            tally.receipt(),
+            receipt,
             tuple(failures),
             time.monotonic() - started,
             stop.is_set(),
@@ -138,7 +139,7 @@ async def run(
             None if limiter is None else limiter.main_limit(),
             request.to or None,
             request.once,
-            None if (keep := request.keep) is None else KeptRecord(keep.id or None, keep.lines, keep.size),
+            None if keep is None else KeptRecord(keep.id or None, keep.lines, keep.size, receipt.already_sent),
         )
         error = failures[0][1].message if failures else ""
         store.finish(result.exit_code, encoded(result), stopped=result.stopped and not error, error=error)

@@ -19,6 +19,7 @@ from sbpair.move.receipt import (
     MAX_DOUBTFUL,
     MAX_LISTED,
     BackingOff,
+    KeptRecord,
     MissingDestination,
     NamedMessage,
     RampRecord,
@@ -91,6 +92,20 @@ def test_possible_duplicates_beyond_those_that_are_named_are_counted(more: int, 
     found = [line for line in lines if line.startswith("possible duplicates: ")]
     assert len(found) == shown
     assert found[-1] == "possible duplicates: 20001 in all" or not more
+
+
+def test_messages_that_an_earlier_run_kept_are_named_beside_its_own() -> None:
+    tally = Tally()
+    tally.received("q", 5)
+    tally.sent("q", "removed", 3, 9)
+    tally.ended("q", "already_sent", 2)
+    kept = KeptRecord("f.jsonl", 3, 2_048, 2)
+    lines = list(receipt_table(encoded(SyphonResult(tally.receipt(), (), 1.0, False, kept=kept)), {}, SYPHON))
+    assert lines[2:4] == ["removed            3", "kept before        2"]
+    assert lines[9:11] == [
+        "3 messages kept in f.jsonl, 2.0 KB",
+        "2 messages kept by an earlier run, removed by this one",
+    ]
 
 
 def test_what_came_back_is_named_with_its_reason() -> None:

@@ -63,6 +63,7 @@ VARYING = (
     (r"(?<=last used on )20\d\d-\d\d-\d\d", "DAY"),
     (r"(?<=enqueued TIME) to TIME", ""),  # of messages that were put at once
     (r"(?<=\.jsonl, )[\d.]+ K?B", "SIZE"),  # a time without milliseconds is shorter
+    (r'(?<="kept": \{"bytes": )\d+', "N"),
     (r"127\.0\.0\.1:\d+", "127.0.0.1:PORT"),
     (r"\b\d+(\.\d+)? ?s\b(?! of)", "Ns"),
     (r"billable operations: \d+ \(.*\)", "billable operations: N"),  # empty receives depend on the machine

@@ -8,7 +8,7 @@ from sbpair.cli.commands.peek import peeked
 from sbpair.cli.completion import backlog_queues
 from sbpair.cli.next_command import created_first, next_command, way_back
 from sbpair.cli.options import moves
-from sbpair.cli.options.common import MAX_PEEK, NamespaceSelection, argument, option
+from sbpair.cli.options.common import MAX_PEEK, NamespaceSelection, argument, max_messages, option
 from sbpair.cli.options.entity_addresses import reach_of
 from sbpair.cli.progress.reporting import PeekProgress
 from sbpair.cli.render.messages import cells, print_peeked, say_number, shown_line
@@ -53,7 +53,7 @@ def list_groups(
     *,
     entity: str | None = ENTITY,
     queue: list[str] | None = QUEUES,
-    limit: int = option("--max N", "Peek N in each queue; -n is --count", default=MAX_PEEK, at_least=1),
+    limit: int = option("--max N", "Peek N in each, or all; -n is --count", default=str(MAX_PEEK), parse=max_messages),
     count: int | None = COUNT,
     connection: NamespaceSelection,
     screen: Screen,
@@ -95,7 +95,7 @@ def show_messages(
     entity: str | None = ENTITY,
     queue: list[str] | None = QUEUES,
     reason: str | None = option("--reason REASON", "Only dead letters with this reason"),
-    limit: int = option("--max N", "Number of messages; -n is --count", default=10, at_least=1),
+    limit: int = option("--max N", "Number of messages, or all; -n is --count", default="10", parse=max_messages),
     count: int | None = COUNT,
     connection: NamespaceSelection,
     screen: Screen,

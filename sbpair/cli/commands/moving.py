@@ -10,7 +10,17 @@ from sbpair.cli.commands.supervised_moves import PairMove, run_all, run_move
 from sbpair.cli.completion import backlog_queues
 from sbpair.cli.next_command import next_command
 from sbpair.cli.options import moves
-from sbpair.cli.options.common import COUNT, MAX_PEEK, NamespaceSelection, PairSelection, argument, flag, option
+from sbpair.cli.options.common import (
+    COUNT,
+    MAX_PEEK,
+    NamespaceSelection,
+    PairSelection,
+    argument,
+    flag,
+    max_messages,
+    option,
+    run_limit,
+)
 from sbpair.cli.options.entity_addresses import reach_of
 from sbpair.cli.options.moves import MoveTerms, NewDestinations
 from sbpair.cli.options.rules import exclude
@@ -126,7 +136,7 @@ def move_command(
     source: str = argument("SOURCE", "[SIDE:]QUEUE or [SIDE:]TOPIC/subscriptions/NAME"),
     destination: str = argument("DESTINATION", "[SIDE:]QUEUE or [SIDE:]TOPIC"),
     chosen: Selection,
-    limit: int | None = option("--max -n N", "End after N messages were sent", at_least=1),
+    limit: int | None = option("--max -n N", "End after N were sent [default: all]", parse=max_messages),
     allow_duplicate_detection: bool = moves.ALLOW_DUPLICATE_DETECTION,
     terms: MoveTerms,
     connection: NamespaceSelection,
@@ -170,7 +180,7 @@ def redrive_command(
     ),
     all_backlog: bool = flag(
         "--backlog",
-        "Those of all backlog queues, where their aliases say",
+        "Of all backlog queues (--count N), where aliases say",
         excludes=(
             "ENTITY",
             "--namespace",
@@ -198,7 +208,7 @@ def redrive_command(
     reason: list[str] | None = option("--reason TEXT", "Only dead letters with this reason; repeatable"),
     all_subscriptions: bool = flag("--all-subscriptions", "Send a subscription's to its topic: all get them"),
     allow_duplicate_detection: bool = moves.ALLOW_DUPLICATE_DETECTION,
-    limit: int | None = option("--max -n N", "Send N at most; with --by-reason, peek N at most", at_least=1),
+    limit: int | None = option("--max -n N", "Send, or with --by-reason peek, N at most, or all", parse=max_messages),
     terms: MoveTerms,
     delivery: NewDestinations,
     connection: NamespaceSelection,
@@ -220,7 +230,7 @@ def redrive_command(
     mode = terms.checked_mode("--once", limit)
     if not all_backlog and entity is None:
         raise UsageError("expected ENTITY or --backlog", hint="--backlog moves the dead letters of all backlog queues")
-    if all_backlog and terms.watch and limit is not None:
+    if all_backlog and terms.watch and run_limit(limit) is not None:
         why = "--max takes one queue after the other: use --once, or redrive one queue"
         raise UsageError("--max and --watch exclude each other with --backlog", hint=why)
     settings = terms.settings(chosen.filter(screen, frozenset(map(_reason, reason or ()))), limit)

@@ -20,9 +20,11 @@ from sbpair.cli.options.common import (
     argument,
     duration,
     flag,
+    kept_path,
     max_messages,
     option,
     option_group,
+    run_limit,
 )
 from sbpair.cli.options.entity_addresses import reach_of
 from sbpair.cli.options.selection import Selection
@@ -41,7 +43,9 @@ if TYPE_CHECKING:
     from sbpair.message_io.receive import DedupSettings
     from sbpair.model.pair import Ends, Pair
     from sbpair.model.sequence_ranges import SequenceRanges
+    from sbpair.move.receipt import KeptRecord
     from sbpair.replication.events import ReplicationEvent
+    from sbpair.runs.run_record import RemainingMessages
     from sbpair.syphon.move_ends import EntityAddress
     from sbpair.syphon.run_result import SyphonResult
 
@@ -63,7 +67,11 @@ class Keeping:
     """Where messages are written before they are printed and removed. A receiver of copies keeps none."""
 
     keep: Path | None = option(
-        "--keep FILE", "Append each to it first [default: a new file]", needs="--remove", excludes="--dedup"
+        "--keep FILE",
+        "Append each to it first [default: a new file]",
+        needs="--remove",
+        excludes="--dedup",
+        parse=kept_path,
     )
     no_keep: bool = flag("--no-keep", "Keep none in a file", needs="--remove", excludes=("--keep", "--dedup"))
 
@@ -145,7 +153,7 @@ def command(
     with _refusals_explained(path):
         if dedup is not None:
             return _remove_copies(screen, reach.pair, (entity, subscription), dedup, limit, wait)
-        terms = {"where": where, "max_messages": limit, "idle_seconds": wait}
+        terms = {"where": where, "max_messages": run_limit(limit), "idle_seconds": wait, "count_remaining": True}
         return _remove(screen, reach, address, keeping, command_line=next_command("receive", entity), **terms)
 
 
@@ -163,7 +171,7 @@ def _remove_copies(
     """Remove the first copies of messages of both sides, each printed before. Returns the exit code."""
     from sbpair.message_io.receive import receive_copies
 
-    printer = MessagePrinter(screen, _path(*source), forgets=dedup.store == MEMORY)
+    printer = MessagePrinter(screen, _path(*source), limit, forgets=dedup.store == MEMORY)
 
     # It logs the events that are printed here in other words.
     logging.getLogger("sbpair.replication.events").setLevel(logging.ERROR)
@@ -194,7 +202,7 @@ def _remove(screen: Screen, reach: "Reach", source: "EntityAddress", keeping: Ke
     from sbpair.syphon import runner
     from sbpair.syphon.run_store import LiveRun
 
-    live, printer = LiveRun(), MessagePrinter(screen, source.path)
+    live, printer = LiveRun(), MessagePrinter(screen, source.path, terms["max_messages"])
     counted = printer.counted
     path, no_keep = keeping.keep, keeping.no_keep
     keep = kept_file(reach, source, live.id, path, no_keep=no_keep, show=printer.show)
@@ -213,7 +221,7 @@ def _remove(screen: Screen, reach: "Reach", source: "EntityAddress", keeping: Ke
             screen.warn(f"{each.message_id or each.sequence_number}: {each.reason}")
         if twice := receipt.doubtful_total - counted.not_removed:
             screen.warn(f"{plural(twice, 'message')} of an earlier run came again: sbpair runs show {result.run}")
-        printer.place = f"; kept in {keep.id}, {size(keep.size)}" if keep.id and keep.lines else ""
+        printer.kept, printer.left = result.kept, None if request.where else result.remaining
         if keep.failure is not None:
             at = f"go on from line {keep.line_number(keep.unshown)} of {keep.id}; what came before may not be read"
             screen.warn(f"the output was closed: {at if keep.id else 'what was not printed is still there'}")
@@ -221,6 +229,7 @@ def _remove(screen: Screen, reach: "Reach", source: "EntityAddress", keeping: Ke
         for _queue, error in result.failures:
             raise error
     warn_of_cut(screen, keep)
+    warn_of_failures(screen, request.where)
     return replace(result, receipt=replace(receipt, locked=0)).exit_code or (3 if counted.not_removed else 0)
 
 
@@ -272,20 +281,22 @@ def _show(
 
 
 def _path(entity: str, subscription: str | None) -> str:
-    return entity if subscription is None else f"{entity}/Subscriptions/{subscription}"
+    return entity if subscription is None else f"{entity}/subscriptions/{subscription}"
 
 
 class MessagePrinter:
     """Prints each message as it arrives, so that it can be completed at once."""
 
-    def __init__(self, screen: Screen, entity: str, *, forgets: bool = False) -> None:
+    def __init__(self, screen: Screen, entity: str, limit: int | None, *, forgets: bool = False) -> None:
         from sbpair.message_io.message_json import ReceiveCounts
 
         self._screen = screen
         self._entity = entity
         self.counted = ReceiveCounts()
         self._forgets = forgets
-        self.place = ""
+        self.kept: KeptRecord | None = None
+        self.left: RemainingMessages | None = None
+        self._limit = limit
         self._shown = 0
 
     def __enter__(self) -> None: ...
@@ -299,11 +310,12 @@ class MessagePrinter:
                 self._screen.write(self._head())
             from sbpair.cli.results.messages import ReceivedMessages
 
-            whole = encoded(ReceivedMessages("", [], self.counted, removed=True, locked=self.counted.locked))
+            locked = self.counted.locked
+            whole = encoded(ReceivedMessages("", [], self.counted, removed=True, locked=locked, kept=self.kept))
             rest = json.dumps({name: whole[name] for name in whole if name not in ("schema", "entity", "messages")})
             self._screen.write(f"], {rest[1:]}")
         counted = self.counted
-        self._screen.say(f"{plural(counted.received, 'message')} removed{self.place}")
+        self._screen.say(f"{plural(counted.received, 'message')} removed{self._place()}")
         if counted.duplicates:
             self._screen.say(f"{_copies(counted.duplicates)} removed")
         if counted.not_removed:
@@ -312,12 +324,28 @@ class MessagePrinter:
         if counted.locked:
             stay = f"{plural(counted.locked, 'message')} {'is' if counted.locked == 1 else 'are'} still there"
             self._screen.say(f"{stay}: locked by another receiver, for a minute as a rule, or just sent")
+        self._say_more()
         missing = counted.received - counted.duplicates
         if self._forgets and missing > 0:
             self._screen.say(
                 f"the next run prints copies of {plural(missing, 'message')} that arrive later, unless both runs use"
                 " the same --store file"
             )
+
+    def _place(self) -> str:
+        """Return where the removed messages are."""
+        kept = self.kept
+        if kept is None or kept.file is None:
+            return ""
+        place = f"; kept in {kept.file}, {size(kept.bytes)}" if kept.messages else ""
+        return place + (f"; {plural(kept.earlier, 'message')} that an earlier run kept, too" if kept.earlier else "")
+
+    def _say_more(self) -> None:
+        """Print that --max has left messages, or may have."""
+        number = self.left.messages if self.left is not None and self.left.exact else None
+        if self._limit is not None and self.counted.received + self.counted.not_removed >= self._limit and number != 0:
+            more = "there may be more" if number is None else f"{plural(number, 'message')} left"
+            self._screen.say(f"{more} beyond --max {self._limit}; --max all removes all")
 
     def show(self, entry: Document) -> None:
         if self._screen.output in (Output.JSONL, Output.TSV):

@@ -10,7 +10,7 @@ from sbpair.cli.commands.moving import REFUSED_STAY, checked_ends
 from sbpair.cli.commands.supervised_moves import PairMove, run_move
 from sbpair.cli.completion import backlog_queues
 from sbpair.cli.next_command import next_command, not_confirmed
-from sbpair.cli.options.common import NamespaceSelection, argument, flag, option
+from sbpair.cli.options.common import NamespaceSelection, argument, flag, max_messages, option, run_limit
 from sbpair.cli.options.entity_addresses import reach_of
 from sbpair.cli.options.moves import RemoveTerms
 from sbpair.cli.options.selection import Selection
@@ -38,7 +38,7 @@ def command(
     *,
     entity: str = argument("ENTITY", "[SIDE:]QUEUE or [SIDE:]TOPIC/subscriptions/NAME", complete=backlog_queues),
     chosen: Selection,
-    limit: int | None = option("--max -n N", "Remove N messages at most", at_least=1),
+    limit: int | None = option("--max -n N", "Remove N messages at most [default: all]", parse=max_messages),
     dry_run: bool = flag("--dry-run", "Remove nothing; count the messages", excludes="--yes"),
     yes: bool = flag("--yes -y", "Remove without asking"),
     terms: RemoveTerms,
@@ -74,7 +74,7 @@ def command(
         command=f"remove {source}",
         where=where,
         max_skipped=terms.max_skipped or DEFAULT_MAX_SKIPPED,
-        max_messages=limit,
+        max_messages=run_limit(limit),
         rate=terms.rate,
         credits=terms.share,
         wait_for_locks=not terms.no_wait_for_locks,

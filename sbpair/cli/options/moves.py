@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sbpair.cli.command_loop import run
 from sbpair.cli.completion import backlog_queues, replay_runs
-from sbpair.cli.options.common import STATE, argument, duration, flag, option, option_group
+from sbpair.cli.options.common import STATE, argument, duration, flag, kept_path, option, option_group, run_limit
 from sbpair.cli.render.screen import clean
 from sbpair.errors import UsageError
 from sbpair.move import rate_limit
@@ -89,6 +89,12 @@ def health_address(text: str) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]") or LOOPBACK, number
 
 
+def _ramp_totals(text: str) -> tuple[int, ...]:
+    from sbpair.syphon.run_request import read_totals
+
+    return read_totals(text)
+
+
 def check_ports(health: tuple[str, int] | None, metrics_port: int | None) -> None:
     """Raise UsageError for health and metrics on one port."""
     if health and metrics_port and health[1] == metrics_port:
@@ -122,8 +128,8 @@ class MoveTerms:
     max_skipped: int | None = MAX_SKIPPED
     max_discard: int | None = MAX_DISCARD
     allow_discard: bool = ALLOW_DISCARD
-    ramp: str | None = option(
-        "--ramp N,N,…", "Send N, observe dead letters, go on up to the next N", excludes="--canary"
+    ramp: tuple[int, ...] | None = option(
+        "--ramp N,N,…", "Send N, observe dead letters, go on; or --canary N", excludes="--canary", parse=_ramp_totals
     )
     canary: int | None = option("--canary N", "The same as --ramp N", at_least=1, at_most=MAX_CANARY, hidden=True)
     observe: float | None = duration(
@@ -165,11 +171,12 @@ class MoveTerms:
         """Return the steps of a ramp, if one is wanted; `limit` is that of --max. Raises UsageError."""
         if self.ramp is None and self.canary is None:
             return None
-        from sbpair.syphon.run_request import OBSERVE_SECONDS, RampPlan, read_totals
+        from sbpair.syphon.run_request import OBSERVE_SECONDS, RampPlan
 
-        if self.canary is not None and self.canary > (limit or MAX_CANARY):
-            raise UsageError(f"--canary is {self.canary}, and --max is {limit}", hint="raise --max, or leave it out")
-        totals = read_totals(self.ramp, limit) if self.ramp is not None else (self.canary or 0,)
+        totals = self.ramp or (self.canary or 0,)
+        if limit is not None and totals[-1] > limit:
+            what = f"{'--ramp' if self.ramp else '--canary'}: a step of {totals[-1]} is never reached"
+            raise UsageError(f"{what}: --max is {limit}", hint="raise --max, or leave it out")
         return RampPlan(totals, self.observe or OBSERVE_SECONDS)
 
     def settings(self, where: "MessageFilter | None", limit: int | None = None) -> dict[str, Any]:
@@ -179,7 +186,7 @@ class MoveTerms:
         return {
             "once": not self.watch,
             "where": where,
-            "max_messages": limit,
+            "max_messages": run_limit(limit),
             "ordered": self.order == "backlog",
             "rate": self.rate,
             "credits": self.share,
@@ -201,7 +208,7 @@ class RemoveTerms:
 
     metrics_port = metrics_address = health_port = None
 
-    keep: Path | None = option("--keep FILE", "Append what is removed to it [default: a new file]")
+    keep: Path | None = option("--keep FILE", "Append what is removed to it [default: a new file]", parse=kept_path)
     no_keep: bool = flag("--no-keep", "Keep nothing", excludes="--keep")
     rate: float | None = option(
         "--rate N[/s|/m|/h]", "Remove N messages at most a second, minute or hour", parse=rate_limit.parse_rate

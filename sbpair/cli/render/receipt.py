@@ -69,13 +69,16 @@ def receipt_of(result: "SyphonResult", mode: str, words: MoveWording) -> "tuple[
 def receipt_table(receipt: Mapping[str, Any], commands: Mapping[str, str], words: MoveWording) -> Iterator[str]:
     """Yield a receipt as text, with the commands to go on with. Those of earlier versions have fewer keys."""
     kept = receipt.get("kept")
-    names = {name: name.replace("_", " ") for name in ("received", *BUCKETS)} | ({"sent": "removed"} if kept else {})
+    own = {"sent": "removed", "already_sent": "kept before"} if kept else {}
+    names = {name: name.replace("_", " ") for name in ("received", *BUCKETS)} | own
     counted = [(shown, receipt.get(name, 0)) for name, shown in names.items()]
     locked = [("left locked", receipt["locked"])] if receipt.get("locked") else []
     if "received" in receipt:
         yield from columns([("MESSAGES", "COUNT"), *counted, *locked])
     if kept and kept["messages"]:
         yield from wrapped(f"{plural(kept['messages'], 'message')} kept in {kept['file']}, {size(kept['bytes'])}")
+    if kept and kept["file"] and kept.get("earlier"):
+        yield from wrapped(f"{plural(kept['earlier'], 'message')} kept by an earlier run, removed by this one")
     yield from filter_lines(receipt)
     yield from breakdown(receipt)
     if limit := receipt.get("limit"):

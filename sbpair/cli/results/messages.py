@@ -8,6 +8,7 @@ from sbpair.message_io.message_json import Peeked, ReceiveCounts, Received, Rend
 from sbpair.message_io.peek import DeadLetterCount
 from sbpair.message_io.session_states import CountedSession
 from sbpair.model.document import SPREAD, TIME, UNLESS_NONE, document
+from sbpair.move.receipt import KeptRecord
 
 QUEUE = {"examples": ["contoso/x-servicebus-transfer/0"]}
 
@@ -50,6 +51,7 @@ class ReceivedMessages:
     locked: Annotated[
         int | None, "Messages that another receiver has locked, or just sent ones, with --remove", UNLESS_NONE
     ] = None
+    kept: Annotated[KeptRecord | None, "Removed messages, and where they are", UNLESS_NONE] = None
 
 
 @document("sbpair/remove-preview/1")
