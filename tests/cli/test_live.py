@@ -86,3 +86,15 @@ def test_a_line_above_a_drawing_is_wrapped_by_the_terminal_alone(
     with drawing():
         sys.stderr.write(f"{line}\n")
     assert line in terminal.getvalue()
+
+
+def test_what_goes_to_a_file_is_not_drawn_on_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal, file = io.StringIO(), io.StringIO()
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(sys, "stdout", file)
+    screen = Screen(Display())
+    with LineProgress(screen, "peeking", animated=True):
+        screen.write("a line of a copy")
+    assert file.getvalue() == "a line of a copy\n"
+    assert "a line of a copy" not in terminal.getvalue()

@@ -19,7 +19,7 @@ from sbpair.model.document import SPREAD, TIME, encoded
 from sbpair.model.retries import Retrying
 
 if TYPE_CHECKING:
-    from rich.status import Status
+    from rich.spinner import Spinner as Drawn
 
     from sbpair.failover.failover_send import Delivered
     from sbpair.message_io.send_lines import SendEvent
@@ -90,14 +90,20 @@ class LineProgress(Progress):
 
     def __init__(self, screen: Screen, text: str, *, animated: bool) -> None:
         self._screen = screen
-        self._status: Status | None = None
+        self._status: Drawn | None = None
+        live: AbstractContextManager[object] | None = None
         if animated:
             # A tenth of a second to load, for a terminal only.
             from rich.console import Console
+            from rich.live import Live
+            from rich.spinner import Spinner
 
-            # Lines above it stay whole: the terminal wraps them, so that a command can be copied.
-            self._status = Console(stderr=True, soft_wrap=True).status(text)
-        super().__init__(self._status)
+            self._status = Spinner("dots", text, style="status.spinner")
+            # Lines above it stay whole: the terminal wraps them, so that a command can be copied. Those of stdout come
+            # above it only if they go to a terminal: elsewhere they are the result.
+            console, is_shown = Console(stderr=True, soft_wrap=True), sys.stdout is not None and sys.stdout.isatty()
+            live = Live(self._status, console=console, transient=True, redirect_stdout=is_shown)
+        super().__init__(live)
 
 
 class SendProgress(LineProgress):
@@ -150,7 +156,7 @@ class SendProgress(LineProgress):
         if self._status is None:
             self._screen.say(text)
         else:
-            self._status.update(text)
+            self._status.update(text=text)
 
 
 def print_found(screen: Screen, found: "QueuesFound") -> None:
@@ -176,10 +182,12 @@ class PeekProgress(LineProgress):
             case Peeked(queue, messages):
                 self._messages[queue] = messages
                 if self._status is not None:
-                    self._status.update(f"{plural(sum(self._messages.values()), 'message')} peeked")
+                    self._status.update(text=f"{plural(sum(self._messages.values()), 'message')} peeked")
             case SecondSample(seconds) if self._status is not None:
                 peeked = plural(sum(self._messages.values()), "message")
-                self._status.update(f"{peeked} peeked; counting again in {spoken(seconds)} (--sample 0 does not wait)")
+                self._status.update(
+                    text=f"{peeked} peeked; counting again in {spoken(seconds)} (--sample 0 does not wait)"
+                )
             case QueuesFound():
                 print_found(self._screen, event)
             case _:
