@@ -191,7 +191,8 @@ class Status:
     def sides(self) -> dict[str, SideStatus]:
         """The namespaces that were asked, each once."""
         sides = {"primary": self.primary, "secondary": self.secondary, "to": self.to}
-        return {what: each for what, each in sides.items() if each and (what != "to" or each is not self.secondary)}
+        twice = self.to is not None and self.to.endpoint.authority == self.secondary.endpoint.authority
+        return {what: each for what, each in sides.items() if each and not (what == "to" and twice)}
 
     @property
     def total(self) -> Annotated[BacklogTotal, "All backlog queues together", {"name": "backlog"}]:
@@ -264,7 +265,7 @@ async def read_status(
     ends = pair.ends_to(to or pair.primary)
     read = [pair.secondary] if ends.same else [pair.secondary, ends.destination]
     secondary, *others = await asyncio.gather(*(read_side(side, seconds, clock) for side in read))
-    destination = others[0] if others else secondary
+    destination = others[0] if others else replace(secondary, endpoint=ends.destination)
     backlog = await _backlog(pair, ends, renames, max_peek, max_peek_dead_letters) if secondary.answers else _Backlog()
     waiting = {each.name.lower(): each for each in backlog.waiting}
     names = {name.lower(): name for name in (*entities, *(each.name for each in waiting.values()))}

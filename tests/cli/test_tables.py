@@ -7,6 +7,7 @@ import sys
 import time
 from collections import Counter
 from contextlib import ExitStack, nullcontext, redirect_stderr, redirect_stdout
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sbpair.backlog import queue_path
+from sbpair.cli.commands.entities import ListedEntity
 from sbpair.cli.render.forecast import size
 from sbpair.cli.render.messages import message_table
 from sbpair.cli.render.screen import shortened, spoken
@@ -184,6 +186,11 @@ def returning(found: Any) -> Any:
     return stand_in
 
 
+FORWARDING = (5, 4 * GB, 0.8, "SendDisabled", None, "orders", "")
+ENTITIES = [
+    ListedEntity(name, "primary", kind, path, Counts(8_000, 5, 3, 8_008), *FORWARDING)
+    for name, kind, path in (("contoso", "queue", LONG), ("contoso-dr", "topic", "orders"))
+]
 ANSWERS = returning(SideStatus(endpoint("contoso"), 0.1))
 CLOCK = SimpleNamespace(localtime=time.gmtime, strftime=lambda *_: "02:10 UTC")
 
@@ -195,6 +202,7 @@ CASES: dict[str, tuple[list[str], dict[str, Any]]] = {
     "runs-show": (["runs", "show", "261122"], {"sbpair.runs.run_log.find_run": lambda _state, _start: RUNS[1]}),
     "syphon": (["syphon", "--once"], {"sbpair.syphon.runner.run": returning(MOVED)}),
     "syphon-dry-run": (["syphon", "--dry-run"], {"sbpair.syphon.preview.make_forecast": returning(FORECAST)}),
+    "entities": (["entities"], {"sbpair.cli.commands.entities._read_all": returning(ENTITIES)}),
     "doctor": (["doctor"], {"sbpair.doctor.diagnose": returning(DIAGNOSIS)}),
 }
 ENVIRON = {
@@ -230,8 +238,7 @@ def test_screens_of_a_result_are_as_they_were_last_agreed(name: str) -> None:
     check_golden(SCREENS / f"{name}.txt", screens(name))
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize(("name", "width"), [*product(CASES, WIDTHS), ("entities", 40)])
 def test_a_result_fits_its_terminal_and_breaks_no_word(name: str, width: int) -> None:
     found, words = printed(name, Layout(width)), set(printed(name, Layout()).split())
     # A command that is to be pasted stays on one line.

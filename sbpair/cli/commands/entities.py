@@ -11,8 +11,8 @@ from sbpair.cli.next_command import next_command
 from sbpair.cli.options.common import NamespaceSelection, argument, flag, option
 from sbpair.cli.options.entity_addresses import reach_of
 from sbpair.cli.progress.reporting import LineProgress
+from sbpair.cli.render import table
 from sbpair.cli.render.screen import Screen, grouped, plural, share, size
-from sbpair.cli.render.table import filled_columns
 from sbpair.errors import ExitCode, SbpairError, nearest_hint
 from sbpair.management.audit_findings import Unseen, utilisation
 from sbpair.model.document import OMITTED, SPREAD, document, encoded
@@ -47,6 +47,12 @@ class EntityList:
     entities: Annotated[tuple[ListedEntity, ...], "Entities, in the order of --sort"]
     unread: Annotated[tuple[Unseen, ...], "Namespaces that could not be read"]
 
+
+LESS = ("KIND", "TRANSFER", "SIZE")
+LEAST = (*LESS, "FORWARDS TO", "SCHEDULED", "FULL", "STATUS")
+"""Columns that a terminal leaves out if they do not fit, in this order; those of one that is narrow."""
+
+NARROW = 60
 
 SORTED_BY = {
     "name": "",
@@ -101,8 +107,9 @@ def command(
     shown = [each for each in chosen if each.dead or not with_dead_letters]
     shown.sort(key=lambda each: (-(encoded(each).get(SORTED_BY[sort]) or 0), each.path.lower()))
     unread = tuple(Unseen(name, error.message) for name, error in errors.items())
-    table = filled_columns(list(map(_cells, shown)), varying="NAMESPACE", optional=("KIND", "TRANSFER", "SIZE"))
-    screen.show(EntityList(tuple(shown), unread), table)
+    optional = LEAST if (table.stdout_layout().width or NARROW) < NARROW else LESS
+    lines = table.filled_columns(list(map(_cells, shown)), varying="NAMESPACE", optional=optional)
+    screen.show(EntityList(tuple(shown), unread), lines)
     for each in unread:
         screen.warn(f"{each.name} was not read: {each.reason}")
     screen.hints(errors.values())

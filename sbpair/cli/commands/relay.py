@@ -295,12 +295,14 @@ def send(
     if data is not None and data != STDIN and not (data.startswith("@") and len(data) > 1):
         raise UsageError("--data is neither @FILE nor -", hint="write --data @body.json, or --data - for stdin")
     relay = selected_relay(name, config, screen)
-    body = None if data is None else _body(data, screen)
+    body = None if data is None else _body(data)
     from sbpair.relay.aio import RelayClient
 
     failed: list[str] = []
 
     async def main() -> int:
+        if data == STDIN and sys.stdin.isatty():
+            screen.say(f"type the body; {end_of_input()} on a line of its own ends it")
         report = _reporter(screen, failed)
         async with RelayClient(relay.pair, first=first, timeout=timeout, on_event=report) as client:
             default = "GET" if data is None else "POST"
@@ -321,13 +323,11 @@ def send(
     return ExitCode.PARTIAL_OR_FINDINGS if status >= 400 else ExitCode.DONE
 
 
-def _body(data: str, screen: Screen) -> bytes | AsyncIterator[bytes]:
+def _body(data: str) -> bytes | AsyncIterator[bytes]:
     """Return the body: whole if it is a file of a moderate size. Raises UsageError, MachineLacks."""
     if data == STDIN:
         if sys.stdin is None:
             raise UsageError("--data -: stdin is closed", hint="name a file: --data @FILE")
-        if sys.stdin.isatty():
-            screen.say(f"type the body; {end_of_input()} on a line of its own ends it")
         return ReadAhead(read_chunks(sys.stdin.fileno(), "stdin"))
     path = Path(data[1:])
     if path.is_dir():

@@ -354,7 +354,7 @@ def _moved(run: "RunRecord", receipt: Document) -> Iterator[str]:
     is_cut, line = run.outcome == "crashed", str(run.settings.get("command_line") or f"sbpair {run.command}")
     with recalled(line) as words:
         source = {"syphon": SYPHON.source, "redrive": "the dead letters"}.get(run.kind, " ".join(words[1:2]))
-        wording = MoveWording(words, source)
+        wording = MoveWording(words, source, routed=run.kind == "redrive")
         ended = {**receipt, **({"stopped": True} if is_cut else {})}
         mode = "" if "keep" in run.settings else f"--{run.settings.get('mode', 'once')}"
         commands = next_commands(ended, mode, wording)
