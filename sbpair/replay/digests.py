@@ -334,6 +334,8 @@ def _check_unlisted(archive: Archive, path: str) -> int:
     columns = archive.read_table(path, ["segment", "queue"])
     queue, _, name = path.removeprefix(f"{SEGMENTS}/").removesuffix(PARQUET).rpartition("/")
     own, queues = ({*pc.unique(columns.column(each)).to_pylist()} for each in ("segment", "queue"))
+    if not queue:  # earlier versions have a directory for each queue
+        queues = set()
     if own - {name} or queues - {queue}:
         raise _copy(archive, path, f"{SEGMENTS}/{'/'.join(map(str, (*queues, *own)))}{PARQUET}")
     return rows
@@ -348,7 +350,7 @@ def adopt_segments(archive: Archive, run: ReplayRun) -> tuple[str, ...]:
     for path in found:
         table = archive.read_table(path)  # its pages have checksums
         numbers = pc.min_max(table.column("sequence_number")).as_py()
-        queue = path.removeprefix(f"{SEGMENTS}/").rpartition("/")[0]
+        queue = table.column("queue")[0].as_py()
         origin = {"namespace": run.pair["secondary"], "queue": queue, "rows": len(table)}
         keys = {"first": numbers["min"], "last": numbers["max"]}
         _store(archive, [digest_of(path, archive.read(path), **origin, **keys)])

@@ -18,6 +18,8 @@ from contextvars import copy_context
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import pyarrow as pa
+
 from sbpair.errors import SbpairError, StateRefused
 from sbpair.move.events import MessagesLocked, RunCancelled, RunPaused, RunPausing, RunResumed
 from sbpair.replay.archive import (
@@ -117,14 +119,17 @@ class PhaseWatcher:
         """Count the new files, and return the totals."""
         for path in self.archive.files(self._under):
             if path not in self._seen:
-                with suppress(StateRefused):  # the proof reports unreadable files
+                # The proof reports unreadable files.
+                with suppress(StateRefused, pa.ArrowException, OSError, IndexError):
                     self._by += self._count(path)
                 self._seen.add(path)
         return PhaseProgress(self.phase, self._by.total(), len(self._seen), dict(self._by))
 
     def _count(self, path: str) -> Counter[str]:
-        if self._under == SEGMENTS:  # each is in the directory of its queue
-            return Counter({path.removeprefix(f"{SEGMENTS}/").rpartition("/")[0]: self.archive.row_count(path)})
+        if self._under == SEGMENTS:  # its rows have one queue
+            with self.archive.parquet(path) as file:
+                queue = file.read_row_group(0, columns=[self._column], use_threads=False).column(0)[0].as_py()
+                return Counter({queue: int(file.metadata.num_rows)})
         return value_counts(rows_of(self.archive, path, [self._column], self._only).column(self._column))
 
 

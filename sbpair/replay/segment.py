@@ -78,8 +78,9 @@ Name = TypeVar("Name")
 Value = TypeVar("Value")
 
 
-def segment_path(queue: str, name: str) -> str:
-    return f"{SEGMENTS}/{queue}/{name}{PARQUET}"
+def segment_path(name: str) -> str:
+    """Return the path of a segment. Earlier versions have a directory for each queue there."""
+    return f"{SEGMENTS}/{name}{PARQUET}"
 
 
 def shard_expression(shards: int, session: str) -> str:
@@ -103,7 +104,7 @@ class Segment:
     def __init__(self, queue: str, file: TableFile, shards: int) -> None:
         self.file = file
         self.name = uuid.uuid4().hex
-        self.path = segment_path(queue, self.name)
+        self.path = segment_path(self.name)
         self.queue, self._shards, self._max_parts = queue, shards, min(shards, MAX_PARTS)
         self.messages: list[RawReceivedMessage] = []
         self.bytes = self.ungrouped_bytes = 0  # of all messages, and of those in no row group yet

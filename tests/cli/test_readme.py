@@ -1,7 +1,9 @@
 """Commands, options, links and examples of the documents, against the tool."""
 
 import asyncio
+import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +12,7 @@ import pytest
 
 from sbpair.cli.app import COMMANDS
 from sbpair.testing import Emulator
+from tests.integration import python_packages
 from tests.kit.command import environment
 
 ROOT = Path(__file__).parents[2]
@@ -83,7 +86,6 @@ def test_the_changelog_has_a_part_for_what_is_not_released() -> None:
 READERS = {
     "archive": (None, "orders 1 4\n"),
     "archive-duckdb": ("duckdb", "orders 1 4\n"),
-    "archive-pandas": ("pandas", "orders 1970-01-01T00:00:01+00:00\n"),
 }
 
 
@@ -106,6 +108,41 @@ def test_the_archive_can_be_read_as_it_says(name: str, tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True)
 
     assert done.stdout == expected
+
+
+ONE_LINERS = {
+    "DuckDB": "import duckdb; found = {line}; print(*zip(found.columns, found.types))",
+    "pandas": "import pandas; found = {line}; print(*zip(found.columns, found.dtypes))",
+    "Delta": "import deltalake; {line}; found = deltalake.DeltaTable('{lake}').schema().fields\n"
+    "print(*((each.name, each.type.type) for each in found))",
+    "Spark": "from pyspark.sql import SparkSession\n"
+    "spark = SparkSession.builder.config('spark.ui.enabled', 'false').getOrCreate(); print(*{line}.dtypes)",
+}
+
+
+@pytest.mark.parametrize(
+    "reader", ["DuckDB", "pandas", *(pytest.param(each, marks=pytest.mark.slow) for each in ("Delta", "Spark"))]
+)
+def test_the_archive_is_read_in_one_line_with_these_types(reader: str, tmp_path: Path) -> None:
+    from sbpair.replay.segment import SEGMENT
+    from tests.replay.segments import created, key, write_segment
+
+    archive, lake = created(tmp_path), tmp_path / "lake"
+    for name, more in {"one": {"ttl_ticks": 2**63 - 1}, "two": {}}.items():
+        write_segment(archive, name, [key(1)], [b"body"], **more)
+    shutil.copytree(Path(archive.root, "segments"), lake)
+    [(line, types)] = re.findall(rf"^\| {reader} \| `(.*)` \| (.*) \|$", TEXT, flags=re.MULTILINE)
+    line = line.replace("/mnt/archive/RUN", archive.root).replace("/mnt/lake/RUN", str(lake))
+    packages = {"PYTHONPATH": str(python_packages.folder("deltalake==1.6.6"))} if reader == "Delta" else {}
+    script = ONE_LINERS[reader].format(line=line, lake=lake)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, env={**os.environ, **packages}
+    )
+    of = dict(zip(("string", "int32", "int64", "binary"), types.split(", "), strict=True))
+    found = {name: kind.strip("'") for name, kind in re.findall(r"\('(\w+)', ([^)]+)\)", done.stdout)}
+    assert list(found) == SEGMENT.names
+    for field in SEGMENT:
+        assert of[str(field.type)] in found[field.name]
 
 
 def test_every_column_of_the_archive_is_in_it() -> None:

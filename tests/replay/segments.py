@@ -39,7 +39,7 @@ def write_segment(
     queue: str = "",
     **same: object,
 ) -> None:
-    """Write rows, in row groups of `group`, as a segment of `queue` or that of the first key.
+    """Write rows, in row groups of `group`, as a segment, in a directory of its `queue` as by earlier versions.
 
     `same` are columns that are equal in all of them.
     """
@@ -51,4 +51,4 @@ def write_segment(
     file = archive.new_table(SEGMENT, shards, large=True)
     for start in range(0, len(rows), group) or [0]:
         file.add(pa.Table.from_pylist(rows[start : start + group], schema=SEGMENT))
-    archive.put(segment_path(queue or keys[0][0], name), file)
+    archive.put(segment_path(f"{queue}/{name}".strip("/")), file)

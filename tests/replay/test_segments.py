@@ -286,7 +286,7 @@ def test_a_segment_that_lacks_a_planned_row_is_refused_by_name(
     change: Any, wanted: RowPosition, why: str, archive: Archive
 ) -> None:
     reader = SegmentReader(archive)
-    change(archive, segment_path(QUEUES[0], "s0"))
+    change(archive, segment_path("s0"))
     with pytest.raises(errors.StateRefused, match=rf"{wanted[0]}\.parquet is broken{why}"):
         reader.read([position(ROWS), wanted])
 
@@ -302,7 +302,7 @@ def test_a_task_reads_as_many_rows_as_fit_in_a_chunk(archive: Archive) -> None:
 
 
 def test_a_corrupted_message_is_refused(archive: Archive) -> None:
-    path = segment_path(QUEUES[0], "s0")
+    path = segment_path("s0")
     chunk = archive.parquet(path).metadata.row_group(1).column(15)
     assert chunk.path_in_schema == "message"
     data = bytearray(archive.read(path))

@@ -153,9 +153,11 @@ def add_copy(kind: str, run: Run) -> None:
     shutil.copy(file, file.with_name(f"{'f' * len(file.stem)}{file.suffix}"))
 
 
-def move_to_another_queue(run: Run) -> None:
-    one, *_, two = run.files(SEGMENTS)
-    one.rename(two.with_name(one.name))
+def move_into_a_directory(run: Run) -> None:
+    one = run.files(SEGMENTS)[0]
+    directory = one.parent / "contoso"
+    directory.mkdir()
+    one.rename(directory / one.name)
 
 
 def bring_in(kind: str, run: Run) -> None:
@@ -228,7 +230,7 @@ TAMPERINGS: dict[str, Callable[[Run], object]] = {
     "a segment is renamed": partial(rename, SEGMENTS, f"{'a' * 32}.parquet"),
     "a segment is no Parquet by its name": partial(rename, SEGMENTS, "one.parquet.part"),
     "a segment has a copy": partial(add_copy, SEGMENTS),
-    "a segment is in another queue": move_to_another_queue,
+    "a segment is in a directory": move_into_a_directory,
     "a segment of another run is added": partial(bring_in, SEGMENTS),
     "a segment of another run replaces one": partial(bring_over, SEGMENTS),
     "all segments are of another run": partial(bring_directory, SEGMENTS),
