@@ -6,16 +6,18 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from sbpair.amqp.message import Properties, Sections
 from sbpair.amqp.types import Map, text_of
 from sbpair.backlog import ALIASES
 from sbpair.errors import ProtocolError, StateRefused, UsageError
 from sbpair.message_io.message_fields import readable
-from sbpair.move.message.body import body_content, body_text, plain_value
+from sbpair.move.message.body import body_content, content_text, plain_value
 from sbpair.move.message.envelope import read_facts
 from sbpair.move.message.route import Facts
 from sbpair.replay.archive import EXPIRED, QUARANTINE, RECEIPT_FILE, REMOVED_FILE, SEGMENTS, Archive
@@ -29,7 +31,7 @@ from sbpair.timespan import TICKS_PER_MICROSECOND
 
 log = logging.getLogger(__name__)
 
-READ_OPTIONS = ("path", "states", "unfinished")
+READ_OPTIONS = ("path", "states", "columns", "unfinished")
 STATES = (SEGMENTS, EXPIRED, QUARANTINE)
 ROWS_PER_BATCH = 1_000
 
@@ -50,7 +52,9 @@ DECODED = {
 """The columns that no file has. Those of a segment come before them."""
 
 TYPES: Mapping[str, str] = {**{field.name: SPARK_TYPES[str(field.type)] for field in SEGMENT}, **DECODED}
-DDL = ", ".join(f"{name} {kind}" for name, kind in TYPES.items())
+
+EARLY_TYPES = ("string", "bigint", "int", "timestamp")
+"""Types of columns by whose filters rows are chosen before they are decoded."""
 
 _TEXTS = pa.map_(pa.string(), pa.string())
 _ARROW = {
@@ -66,13 +70,22 @@ _ARROW = {
 
 @dataclass(frozen=True, slots=True)
 class ArchiveFrame:
-    """The rows of one run: `files` are (state, path, digest if there is one), `columns` those to read."""
+    """The rows of one run: `files` are (state, path, digest if there is one), `columns` those to read.
+
+    `filters` are those that Spark left to it: a row that does not pass them is not decoded.
+    """
 
     url: str
     run: str
     states: tuple[str, ...]
     columns: tuple[str, ...]
     files: tuple[tuple[str, str, FileDigest | None], ...]
+    filters: tuple[Any, ...] = ()
+
+    @property
+    def ddl(self) -> str:
+        """The columns as Spark's schema."""
+        return ", ".join(f"{name} {TYPES[name]}" for name in self.columns)
 
     @classmethod
     def open(cls, options: Mapping[str, str], schema: Any = None) -> ArchiveFrame:
@@ -91,7 +104,11 @@ class ArchiveFrame:
         archive = Archive(url, run)
         _check_run(archive, states, unfinished=unfinished == "true")
         files = [(state, path, None) for state in dict.fromkeys(states) for path in archive.files(state)]
-        return cls(url, run, states, tuple(TYPES) if schema is None else _columns(schema), tuple(files))
+        names = tuple(each.strip() for each in given["columns"].split(",")) if "columns" in given else tuple(TYPES)
+        if wrong := [each for each in names if each not in TYPES or names.count(each) > 1]:
+            why = "is unknown" if wrong[0] not in TYPES else "is given twice"
+            raise UsageError(f"option columns: {wrong[0]!r} {why}", hint=f"use some of {', '.join(TYPES)}")
+        return cls(url, run, states, names if schema is None else _columns(schema), tuple(files))
 
     def check_files(self) -> ArchiveFrame:
         """Return the frame with digests. Raises StateRefused for a file that is missing, broken, foreign or altered."""
@@ -105,18 +122,26 @@ class ArchiveFrame:
         for_each_file(lambda path: _check_file(archive, unchecked[path], path), unchecked)
         return replace(self, files=files)
 
+    def filtered(self, filters: Sequence[Any]) -> ArchiveFrame:
+        """Return the frame with those of Spark's filters that need no decoded message."""
+        known = (each for each in filters if type(each).__name__ in (*_COMPARISONS, "In", "IsNull", "IsNotNull"))
+        early = (each for each in known if TYPES.get(_column(each)) in EARLY_TYPES)
+        chosen = [each for each in early if not any("message" in _needs(_column(each), s) for s in self.states)]
+        return replace(self, filters=tuple(chosen))
+
     def read(self, state: str, path: str, digest: FileDigest | None = None) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one file. Raises StateRefused for one that is broken, foreign or altered."""
         archive = Archive(self.url, self.run)
         _check_file(archive, state, path, digest)
-        needed = sorted({name for each in self.columns for name in _needs(each, state)} & {*_schema(state).names})
+        used = (*self.columns, *(_column(each) for each in self.filters))
+        needed = sorted({name for each in used for name in _needs(each, state)} & {*_schema(state).names})
         with archive.parquet(path) as file:
             try:
-                for batch in file.iter_batches(ROWS_PER_BATCH, columns=needed or ["queue"], use_threads=False):
-                    rows = _Rows(state, batch)
-                    yield pa.RecordBatch.from_arrays(
-                        [pa.array(rows.values(name), _ARROW[TYPES[name]]) for name in self.columns], list(self.columns)
-                    )
+                for stored in file.iter_batches(ROWS_PER_BATCH, columns=needed or ["queue"], use_threads=False):
+                    rows = _Rows(state, stored)
+                    for each in self.filters:
+                        rows = rows.passing(each)
+                    yield pa.RecordBatch.from_arrays([*map(rows.array, self.columns)], list(self.columns))
             except (pa.ArrowException, OSError) as error:
                 raise archive.broken(path, error) from error
 
@@ -125,14 +150,14 @@ def read(spark: Any, path: str, **options: str) -> Any:
     """Return the rows of an archived run as a DataFrame, with the options of the data source. Raises SbpairError."""
     frame = ArchiveFrame.open({"path": path, **options}).check_files()
     if not frame.files:
-        return spark.createDataFrame([], DDL)
+        return spark.createDataFrame([], frame.ddl)
 
     def task(batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:
             for index in batch.column("id").to_pylist():
                 yield from frame.read(*frame.files[index])
 
-    return spark.range(0, len(frame.files), 1, len(frame.files)).mapInArrow(task, DDL)
+    return spark.range(0, len(frame.files), 1, len(frame.files)).mapInArrow(task, frame.ddl)
 
 
 def _schema(state: str) -> pa.Schema:
@@ -190,12 +215,74 @@ def _needs(column: str, state: str) -> tuple[str, ...]:
     return ("message", "queue")
 
 
+_COMPARISONS: Mapping[str, Callable[[pa.Array, Any], pa.Array]] = {
+    "EqualTo": pc.equal,
+    "GreaterThan": pc.greater,
+    "GreaterThanOrEqual": pc.greater_equal,
+    "LessThan": pc.less,
+    "LessThanOrEqual": pc.less_equal,
+    "StringStartsWith": lambda array, value: pc.starts_with(array, value.as_py()),
+    "StringEndsWith": lambda array, value: pc.ends_with(array, value.as_py()),
+    "StringContains": lambda array, value: pc.match_substring(array, value.as_py()),
+}
+"""What Spark's filters of these names are; a null passes none of them, as in Spark."""
+
+
+def _column(each: Any) -> str:
+    return ".".join(each.attribute)
+
+
+def _passes(each: Any, array: pa.Array) -> pa.Array:
+    """Return which values of its column pass a filter of Spark."""
+    match type(each).__name__:
+        case "IsNull":
+            return pc.is_null(array)
+        case "IsNotNull":
+            return pc.is_valid(array)
+        case "In":
+            return pc.is_in(array, pa.array(each.value, array.type), skip_nulls=True)
+        case name:
+            return _COMPARISONS[name](array, pa.scalar(each.value, array.type))
+
+
+@dataclass
+class _Message:
+    """A message whose parts are decoded once, when they are first needed. Its facts stand in a segment's columns."""
+
+    sections: Sections
+    facts: Facts | None
+
+    @cached_property
+    def properties(self) -> Properties:
+        return readable(self.sections.read_properties, Properties())
+
+    @cached_property
+    def content(self) -> Any:
+        return readable(lambda: body_content(self.sections), (False, None))[1]
+
+    @cached_property
+    def text(self) -> str | None:
+        return content_text(self.content, str(self.properties.content_encoding))
+
+    @property
+    def body(self) -> bytes | None:
+        """The content of data sections, or the text or JSON of a value or of sequences."""
+        found = self.content if isinstance(self.content, bytes) else self.text
+        return found.encode(errors="replace") if isinstance(found, str) else found
+
+
 class _Rows:
     """Some rows of a file, decoded as far as their columns are asked for."""
 
     def __init__(self, state: str, batch: pa.RecordBatch) -> None:
         self._state, self._batch = state, batch
-        self._split: list[tuple[Sections | None, Facts | None]] | None = None
+
+    def passing(self, each: Any) -> _Rows:
+        """Return the rows that pass a filter of Spark."""
+        return _Rows(self._state, self._batch.filter(_passes(each, self.array(_column(each)))))
+
+    def array(self, name: str) -> pa.Array:
+        return pa.array(self.values(name), _ARROW[TYPES[name]])
 
     def values(self, name: str) -> Any:
         """Return a column's values, for an Arrow array of its type."""
@@ -209,16 +296,15 @@ class _Rows:
         if name in self._batch.schema.names:
             return self._batch.column(name)
         if name in _DECODERS:
-            return [None if sections is None else _DECODERS[name](sections) for sections, _ in self._messages()]
+            return [each and _DECODERS[name](each) for each in self._messages]
         if name in _OF_FACTS:
-            return [None if facts is None else getattr(facts, _OF_FACTS[name]) for _, facts in self._messages()]
+            return [each and getattr(each.facts, _OF_FACTS[name]) for each in self._messages]
         return [None] * len(self._batch)
 
-    def _messages(self) -> list[tuple[Sections | None, Facts | None]]:
-        if self._split is None:
-            columns = (self._batch.column(name).to_pylist() for name in ("queue", "message"))
-            self._split = [_split(queue, message) for queue, message in zip(*columns, strict=True)]
-        return self._split
+    @cached_property
+    def _messages(self) -> list[_Message | None]:
+        columns = (self._batch.column(name).to_pylist() for name in ("queue", "message"))
+        return [_message(self._state, queue, message) for queue, message in zip(*columns, strict=True)]
 
 
 _OF_FACTS = {
@@ -228,11 +314,13 @@ _OF_FACTS = {
 """Columns of a segment that the files of other states lack, by their names in a message's facts."""
 
 
-def _split(queue: str, message: bytes | None) -> tuple[Sections | None, Facts | None]:
+def _message(state: str, queue: str, message: bytes | None) -> _Message | None:
+    if message is None:
+        return None
     try:
-        return (None, None) if message is None else read_facts(queue, message)
+        return _Message(*((Sections.split(message), None) if state == SEGMENTS else read_facts(queue, message)))
     except ProtocolError:
-        return None, None
+        return None
 
 
 def _scaled(values: Any, scale: Callable[[int], int]) -> list[int | None]:
@@ -252,23 +340,12 @@ def _text(value: Any) -> str | None:
     return plain if plain is None or isinstance(plain, str) else json.dumps(plain)
 
 
-def _properties(sections: Sections) -> Properties:
-    return readable(sections.read_properties, Properties())
-
-
-def _body(sections: Sections) -> bytes | None:
-    """Return the content of data sections, or the text or JSON of a value or of sequences."""
-    _, content = readable(lambda: body_content(sections), (False, None))
-    found = content if isinstance(content, bytes) else body_text(sections)
-    return found.encode(errors="replace") if isinstance(found, str) else found
-
-
-_DECODERS: Mapping[str, Callable[[Sections], Any]] = {
-    "subject": lambda sections: _properties(sections).subject,
-    "correlation_id": lambda sections: text_of(_properties(sections).correlation_id),
-    "reply_to": lambda sections: text_of(_properties(sections).reply_to),
-    "properties": lambda sections: _texts(readable(sections.read_application_properties, Map())),
-    "annotations": lambda sections: _texts(readable(sections.read_message_annotations, Map())),
-    "body": _body,
-    "body_text": body_text,
+_DECODERS: Mapping[str, Callable[[_Message], Any]] = {
+    "subject": lambda each: each.properties.subject,
+    "correlation_id": lambda each: text_of(each.properties.correlation_id),
+    "reply_to": lambda each: text_of(each.properties.reply_to),
+    "properties": lambda each: _texts(readable(each.sections.read_application_properties, Map())),
+    "annotations": lambda each: _texts(readable(each.sections.read_message_annotations, Map())),
+    "body": lambda each: each.body,
+    "body_text": lambda each: each.text,
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from sbpair.spark.write_run import WriteCounts, WriteJob
 
 NAME = "sbpair"
+PUSHDOWN = "pyspark.sql.worker.data_source_pushdown_filters"
 STREAMS = hasattr(datasource, "DataSourceStreamArrowWriter")
 _StreamWriter: Any = getattr(datasource, "DataSourceStreamArrowWriter", datasource.DataSourceStreamWriter)
 
@@ -48,17 +50,17 @@ class DefaultSource(datasource.DataSource):
         return NAME
 
     def schema(self) -> str:
-        from sbpair.spark.archive_frame import DDL, ArchiveFrame
+        from sbpair.spark.archive_frame import ArchiveFrame
 
         with hints_shown("the path"):
-            ArchiveFrame.open(self.options)
-        return DDL
+            return ArchiveFrame.open(self.options).ddl
 
     def reader(self, schema: Any) -> ArchiveReader:
         from sbpair.spark.archive_frame import ArchiveFrame
 
         with hints_shown("the path"):
-            return ArchiveReader(ArchiveFrame.open(self.options, schema).check_files())
+            kind = FilteringReader if _filters_are_pushed() else ArchiveReader
+            return kind(ArchiveFrame.open(self.options, schema).check_files())
 
     def writer(self, schema: Any, overwrite: bool) -> RowWriter:
         return RowWriter(self._start(schema, overwrite=overwrite))
@@ -131,6 +133,12 @@ class RowStreamWriter(_RowWriter, _StreamWriter):  # type: ignore[misc]  # the b
     """The writer of a stream. Spark calls it once for each batch."""
 
 
+def _filters_are_pushed() -> bool:
+    """Return whether this is the process that asks for filters. In others, Spark refuses a reader that takes any."""
+    main = getattr(sys.modules["__main__"], "__spec__", None)
+    return PUSHDOWN in sys.modules or (main is not None and main.name == PUSHDOWN)
+
+
 class ArchiveReader(datasource.DataSourceReader):
     """The reader of an archive: a partition is one file."""
 
@@ -145,3 +153,11 @@ class ArchiveReader(datasource.DataSourceReader):
         if partition is not None and partition.value is not None:
             with hints_shown("the path"):
                 yield from self._frame.read(*partition.value)
+
+
+class FilteringReader(ArchiveReader):
+    """A reader that decodes no row that a filter of the query leaves out."""
+
+    def pushFilters(self, filters: list[Any]) -> list[Any]:  # noqa: N802  Spark's name
+        self._frame = self._frame.filtered(filters)
+        return [each for each in filters if each not in self._frame.filters]

@@ -2,7 +2,9 @@
 
 import json
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -110,7 +112,42 @@ def test_messages_that_were_not_sent_have_the_same_columns(archive: Archive) -> 
 
 def test_a_schema_chooses_columns(archive: Archive) -> None:
     put(archive, message(data_body(b"x")))
-    assert frame(archive, schema_of({"body": BINARY, "state": TEXT})) == [{"body": b"x", "state": "segments"}]
+    chosen = [{"body": b"x", "state": "segments"}]
+    assert frame(archive, schema_of({"body": BINARY, "state": TEXT})) == frame(archive, columns="body, state") == chosen
+
+
+LATE = datetime.fromtimestamp(2, UTC)
+FILTERS: dict[tuple[str, str, Any], tuple[int, ...]] = {
+    ("EqualTo", "session_id", "b"): (1,),
+    ("GreaterThan", "position", 1): (2, 3),
+    ("GreaterThanOrEqual", "session_id", "b"): (1, 3),
+    ("LessThan", "enqueued_at", LATE): (0, 1, 2, 3),
+    ("GreaterThan", "enqueued_at", LATE): (),
+    ("LessThanOrEqual", "ttl_ticks", 25): (0, 1, 2, 3),
+    ("StringStartsWith", "session_id", "b"): (1, 3),
+    ("StringEndsWith", "session_id", "c"): (3,),
+    ("StringContains", "state", "men"): (0, 1, 2, 3),
+    ("In", "session_id", ("a", "bc", None)): (0, 3),
+    ("IsNull", "session_id", None): (2,),
+    ("IsNotNull", "session_id", None): (0, 1, 3),
+}
+
+
+@pytest.mark.parametrize("given", FILTERS, ids=str)
+def test_a_row_that_a_filter_leaves_out_is_not_decoded(given: tuple[str, str, Any], archive: Archive) -> None:
+    put(archive, *(message(data_body(each)) for each in (b"0", b"1", b"2", b"3")))
+    [path] = archive.files("segments")
+    sessions = pa.array(["a", "b", None, "bc"])
+    table = archive.read_table(path)
+    archive.write_table(path, table.set_column(7, SEGMENT.field(7), sessions).replace_schema_metadata(None), 1)
+    filters = [given, ("EqualTo", "body_text", "2"), ("Not", "session_id", None), ("LessThan", "time_to_live", 1)]
+    made = [type(name, (SimpleNamespace,), {})(attribute=(column,), value=value) for name, column, value in filters]
+    found = ArchiveFrame.open({"path": f"{archive.url}/{archive.run}", "columns": "body"}).filtered(made)
+    assert found.filters == (made[0],)
+    [rows] = [batch.column("body").to_pylist() for batch in found.read(*found.files[0])]
+    assert rows == [b"%d" % at for at in FILTERS[given]]
+    stored = given[1] not in ("session_id", "ttl_ticks", "position")
+    assert replace(found, states=(EXPIRED,)).filtered(made).filters == ((made[0],) if stored else ())
 
 
 BAD_SCHEMAS = {
@@ -200,6 +237,8 @@ def test_wrong_options_and_other_runs_are_refused(archive: Archive) -> None:
     put(archive)
     assert "option states: 'ledger' is unknown" in refused(archive, states="segments,ledger")
     assert "option destination is unknown" in refused(archive, destination="orders")
+    assert "option columns: 'colour' is unknown" in refused(archive, columns="body,colour")
+    assert "option columns: 'body' is given twice" in refused(archive, columns="body, body")
     assert "option unfinished: expected false or true, got 'yes'" in refused(archive, unfinished="yes")
     direct = replace(RUN, options=ReplayOptions(mode=ReplayMode.DIRECT))
     archive.write_json(RUN_FILE, direct.document())

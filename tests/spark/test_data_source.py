@@ -159,6 +159,12 @@ def test_an_archive_is_read_and_written_back(function: bool, spark: Any, place: 
         load()
     archive.write_json(RECEIPT_FILE, {})
     assert {row.message_id: bytes(row.body) for row in load().collect()} == {f"m{n}": b"m%d" % n for n in range(40)}
+    if not function:
+        spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+        chosen = load().where("message_id IN ('m7', 'm8') AND body_text <> 'm8'")
+        assert " IN (" not in chosen._jdf.queryExecution().executedPlan().toString(), "the source filters by the id"
+        assert [row.message_id for row in chosen.collect()] == ["m7"]
+        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
     frame = load(schema=kinds).select(columns)
     with ThreadPoolExecutor(1) as threads:  # there Spark finds no data source in Python
         for known in (0, 40):

@@ -40,8 +40,13 @@ def body_text(sections: Sections) -> str | None:
         _, content = body_content(sections)
     except ProtocolError:
         return None
+    return content_text(content, content_encoding(sections))
+
+
+def content_text(content: Any, encoding: str) -> str | None:
+    """Return the same for the content of a body."""
     if isinstance(content, bytes):
-        return held_text(content, content_encoding(sections))
+        return held_text(content, encoding)
     plain = plain_value(content)
     if plain is None:
         return None
