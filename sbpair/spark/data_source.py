@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from sbpair.spark.write_run import WriteCounts, WriteJob
 
 NAME = "sbpair"
-PUSHDOWN = "pyspark.sql.worker.data_source_pushdown_filters"
+TAKES_FILTERS = any("data_source_pushdown_filters" in word for word in sys.argv)
+"""Whether this is Spark's process that asks for filters. In any other, Spark refuses a reader with `pushFilters`."""
+
 STREAMS = hasattr(datasource, "DataSourceStreamArrowWriter")
 _StreamWriter: Any = getattr(datasource, "DataSourceStreamArrowWriter", datasource.DataSourceStreamWriter)
 
@@ -59,8 +61,7 @@ class DefaultSource(datasource.DataSource):
         from sbpair.spark.archive_frame import ArchiveFrame
 
         with hints_shown("the path"):
-            kind = FilteringReader if _filters_are_pushed() else ArchiveReader
-            return kind(ArchiveFrame.open(self.options, schema).check_files())
+            return ArchiveReader(ArchiveFrame.open(self.options, schema).check_files())
 
     def writer(self, schema: Any, overwrite: bool) -> RowWriter:
         return RowWriter(self._start(schema, overwrite=overwrite))
@@ -133,14 +134,8 @@ class RowStreamWriter(_RowWriter, _StreamWriter):  # type: ignore[misc]  # the b
     """The writer of a stream. Spark calls it once for each batch."""
 
 
-def _filters_are_pushed() -> bool:
-    """Return whether this is the process that asks for filters. In others, Spark refuses a reader that takes any."""
-    main = getattr(sys.modules["__main__"], "__spec__", None)
-    return PUSHDOWN in sys.modules or (main is not None and main.name == PUSHDOWN)
-
-
 class ArchiveReader(datasource.DataSourceReader):
-    """The reader of an archive: a partition is one file."""
+    """The reader of an archive: a partition is one file. It decodes no row that a filter of the query leaves out."""
 
     def __init__(self, frame: ArchiveFrame) -> None:
         self._frame = frame
@@ -154,10 +149,8 @@ class ArchiveReader(datasource.DataSourceReader):
             with hints_shown("the path"):
                 yield from self._frame.read(*partition.value)
 
+    if TAKES_FILTERS:
 
-class FilteringReader(ArchiveReader):
-    """A reader that decodes no row that a filter of the query leaves out."""
-
-    def pushFilters(self, filters: list[Any]) -> list[Any]:  # noqa: N802  Spark's name
-        self._frame = self._frame.filtered(filters)
-        return [each for each in filters if each not in self._frame.filters]
+        def pushFilters(self, filters: list[Any]) -> list[Any]:  # noqa: N802  Spark's name
+            self._frame = self._frame.filtered(filters)
+            return [each for each in filters if each not in self._frame.filters]
