@@ -286,8 +286,7 @@ class Archive:
 
     def row_count(self, path: str) -> int:
         """Return a file's number of rows, from its footer."""
-        with self.parquet(path) as file:
-            return int(file.metadata.num_rows)
+        return self.footer(path).rows
 
     def parquet(self, path: str) -> pq.ParquetFile:
         """Open a Parquet file. Raises StateRefused if it is missing or its footer is broken."""

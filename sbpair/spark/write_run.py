@@ -40,6 +40,7 @@ from sbpair.model.pair import SIDES, Endpoint
 from sbpair.move.raw_destination import RawDestination, RawDestinationLink
 from sbpair.operating_system.files import user_directory
 from sbpair.replay.archive import DOUBTFUL, LEDGER, QUARANTINE, REPORT, RUN_FILE, VERSION, Archive
+from sbpair.replay.digests import for_each_file
 from sbpair.replay.ledger import KEY, Key, held_by_attempts, keyed_rows
 from sbpair.replay.run_description import NamespaceAccess, open_destination
 from sbpair.replay.task_lease import wait_unchanged
@@ -59,9 +60,6 @@ BATCH_SCOPE = "batch"
 
 SILENT_SECONDS = 10.0
 """How long a claim stays unchanged before its task counts as dead. Longer than a task trusts its last confirmation."""
-
-READERS = 8
-"""How many files of a ledger are read at once."""
 
 RECEIPT_SCHEMA = "sbpair/spark-write/1"
 MAX_DOUBTFUL = 1_000
@@ -407,8 +405,7 @@ def commit_job(job: WriteJob, parts: Iterable[WriteCounts], batch: int | None = 
     archive = job.open()
     under = f"{LEDGER}/{scope}"
     paths = [path for path in archive.files(under) if path.removeprefix(f"{under}/").startswith(f"{job.job}.")]
-    with ThreadPoolExecutor(READERS) as readers:
-        acknowledged = sum(readers.map(archive.row_count, paths))
+    acknowledged = sum(for_each_file(archive.row_count, paths).values())
     totals = {name: sum(getattr(each, name) for each in counts) for name in ("rows", "sent", "known", "retried")}
     refused = sum(each.refused for each in counts)
     reasons: Counter[str] = sum((Counter(each.reasons) for each in counts), Counter())

@@ -11,7 +11,6 @@ import os
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
@@ -29,6 +28,7 @@ from sbpair.move.message.route import Facts, MessageForm
 from sbpair.move.topic_guard import TopicGuard
 from sbpair.operating_system import uptime
 from sbpair.replay.archive import LEDGER, Archive
+from sbpair.replay.digests import for_each_file
 from sbpair.replay.ledger import OUTCOME, Ledger
 from sbpair.replay.run_description import open_destination
 from sbpair.replay.send_task import (
@@ -49,7 +49,6 @@ from sbpair.spark.write_run import (
     CLAIMS,
     FRAME_CHECKS,
     OWNER_FILE,
-    READERS,
     RowCheck,
     RowDestinations,
     RunOwner,
@@ -420,8 +419,7 @@ def _sorted_keys(job: WriteJob, paths: tuple[str, ...]) -> _SortedKeys:
     archive = job.open()
     if not paths:
         return _SortedKeys.empty()
-    with ThreadPoolExecutor(READERS) as readers:
-        table = pa.concat_tables(readers.map(lambda path: archive.read_table(path, NAMES, OUTCOME), paths))
+    table = pa.concat_tables(for_each_file(lambda path: archive.read_table(path, NAMES, OUTCOME), paths).values())
     table = table.take(pc.sort_indices(table, [(NAMES[0], "ascending")])).combine_chunks()
     return _SortedKeys(
         *(memoryview(table.column(name).chunk(0).buffers()[1]).cast("q")[: len(table)] for name in NAMES)
