@@ -13,7 +13,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -431,9 +431,11 @@ class Driver:
         """Run tasks with short waits, then with long ones while messages are locked. Then write the drain's counts."""
         self._begin(phase, text)
         watcher = PhaseWatcher(self._archive, phase)
-        self._on_event(Expected(phase, asyncio.run(self._expected_counts(watcher.sample().by))))
+        expected = asyncio.run(self._expected_counts(watcher.sample().by))
+        self._on_event(Expected(phase, expected))
+        queues = task_queues(self._job, expected)
         waits: list[float] | None = None
-        released, total = self._run_queues(watcher, self._job.with_waits(*SHORT_WAITS), kind), 0
+        released, total = self._run_queues(watcher, self._job.with_waits(*SHORT_WAITS), kind, queues), 0
         while not self._archive.stop_requested() and (active := _locked(self._remaining(MAX_LOCKED))):
             # A direct run releases messages of unavailable destinations: it tries those once more.
             locked = active - released
@@ -449,16 +451,18 @@ class Driver:
                 if not self._request.wait_for_locks:
                     break
             total += released.total()
-            released = self._run_queues(watcher, self._job.with_waits(seconds + LATE_SECONDS), kind)
+            released = self._run_queues(watcher, self._job.with_waits(seconds + LATE_SECONDS), kind, queues)
         if not self._archive.stop_requested():
             self._write_counts(released)
         return total + released.total()
 
-    def _run_queues(self, watcher: PhaseWatcher, job: TaskJob, kind: type[QueueTask]) -> Counter[str]:
-        """Run a task for each queue, and return how many messages they released, by queue."""
-        tasks, released = len(task_queues(job)), Counter[str]()
+    def _run_queues(
+        self, watcher: PhaseWatcher, job: TaskJob, kind: type[QueueTask], queues: Sequence[str]
+    ) -> Counter[str]:
+        """Run a task for each of these queues, and return how many messages they released, by queue."""
+        rows, released = self._spark.range(0, len(queues), 1, len(queues)), Counter[str]()
         self._held.used = True
-        for row in self._run_tasks(watcher, self._spark.range(0, tasks, 1, tasks), partial(run_queues, job, kind)):
+        for row in self._run_tasks(watcher, rows, partial(run_queues, job, kind, queues)):
             released[row.queue] += row.released
             for each in row.renamed:
                 self._run.delivery.renames(each)
@@ -500,7 +504,7 @@ class Driver:
     async def _expected_counts(self, before: dict[str, int]) -> dict[str, int]:
         """Return each queue's messages now plus those it gave before, as far as Manage allows to count them."""
         found = {}
-        with suppress(SbpairError):  # only the display of progress needs them
+        with suppress(SbpairError):  # without them progress shows no end, and all queues have equally many tasks
             async with open_atom(self._request.pair.secondary) as control:
                 for queue in self._run.queues:
                     counts = await control.counts(parent_path(queue))

@@ -14,11 +14,12 @@ import logging
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import repeat
+from math import ceil
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar
 
@@ -77,15 +78,23 @@ RECONNECT_BACKOFF = Backoff(first_seconds=1.0, max_seconds=30.0)
 MAX_HELD = 3_000  # messages that a task holds; after a kill so many may be in doubt
 
 
-def task_queues(job: TaskJob) -> list[str]:
-    """Return the queue of each task: every queue has one, and the remaining tasks go round unless order needs one."""
-    queues, alone = job.run.queues, job.run.direct and job.run.options.ordered
-    return [queues[index % len(queues)] for index in range(len(queues) if alone else max(job.tasks, len(queues)))]
+def task_queues(job: TaskJob, counts: Mapping[str, int]) -> list[str]:
+    """Return the queue of each task: every queue has one first, and then its share of all tasks unless order needs one.
+
+    `counts` are the messages of each queue, as far as known: without them, the remaining tasks go round.
+    """
+    queues, total = list(job.run.queues), sum(counts.values())
+    if job.run.direct and job.run.options.ordered:
+        return queues
+    if not total:
+        return [queues[index % len(queues)] for index in range(max(job.tasks, len(queues)))]
+    return queues + [each for each in queues for _ in range(1, ceil(job.tasks * counts.get(each, 0) / total))]
 
 
-def run_queues(job: TaskJob, kind: type[QueueTask], batches: Iterator[Any]) -> Iterator[dict[str, Any]]:
+def run_queues(
+    job: TaskJob, kind: type[QueueTask], queues: Sequence[str], batches: Iterator[Any]
+) -> Iterator[dict[str, Any]]:
     """Run `kind`, a drain or a direct move, for the queue of each row, and yield its counts. A task has one row."""
-    queues = task_queues(job)
     for [index] in column_rows(batches, ["id"]):
         counts = run_in_worker(kind(job, queues[index]).run())
         yield counts._replace(queue=queues[index])._asdict()

@@ -79,9 +79,13 @@ def test_the_order_of_a_queue_is_kept(place: World, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("ordered", "tasks"), [(True, 2), (False, 5)])
 def test_a_queue_has_several_tasks_only_without_order(place: World, tmp_path: Path, ordered: bool, tasks: int) -> None:
     made = job_of(place, tmp_path, tasks=5, ordered=ordered)
-    assert len(task_queues(made)) == tasks
+    assert len(task_queues(made, {})) == tasks
     archived = replace(made, run=replace(made.run, options=ReplayOptions()))
-    assert len(task_queues(archived)) == 5
+    assert len(task_queues(archived, {})) == 5
+    few, many = place.queues
+    assert task_queues(archived, {many: 90, few: 10}) == [few, many, *[many] * 4]
+    assert task_queues(archived, {many: 50, few: 50}) == [few, many, few, few, many, many]
+    assert task_queues(made, {many: 90, few: 10}) == ([few, many] if ordered else [few, many, *[many] * 4])
 
 
 def keys(place: World, index: int = 0) -> list[Any]:
