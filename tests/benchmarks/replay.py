@@ -34,6 +34,7 @@ from tests.benchmarks.processes import (
     emulated_environment,
     emulator,
     endpoints,
+    far_away,
     peak_mb,
     user_instructions,
 )
@@ -109,9 +110,17 @@ def namespaces() -> Iterator[tuple[tuple[int, int], dict[str, Any]]]:
         yield (first, second), {**primary, **secondary}
 
 
-def replayed(mode: str, words: list[str], details: list[dict[str, Any]], count: int) -> Run:
+def replayed(
+    mode: str,
+    words: list[str],
+    details: list[dict[str, Any]],
+    count: int,
+    backlog: type[Stranded] = Stranded,
+    *,
+    answer_ms: int = 0,
+) -> Run:
     """Replay once, and append the figures of the run to `details`. Raises RuntimeError if a message is wrong."""
-    stranded = Stranded(count, int(time.time() * 1000))
+    stranded = backlog(count, int(time.time() * 1000))
     with namespaces() as (pids, ready), TemporaryDirectory() as directory:
         sides = endpoints(ready)
         asyncio.run(stranded.create(*sides))
@@ -120,7 +129,8 @@ def replayed(mode: str, words: list[str], details: list[dict[str, Any]], count: 
         run = [sys.executable, "-m", "sbpair", "replay", "run", "--archive", f"{directory}/archive"]
         chosen = [] if mode == "archive" else ["--mode", mode]
         run += [*chosen, "--log-format", "json", "--output", "json", *words]
-        marks, costs, instructions = watched(run, environment, partial(processes, emulators=pids))
+        with far_away(sides, answer_ms):
+            marks, costs, instructions = watched(run, environment, partial(processes, emulators=pids))
         asyncio.run(stranded.check(*sides))
     found = figures(count, marks, costs.peak_mb(WORKERS))
     details.append(found)

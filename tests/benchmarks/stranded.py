@@ -78,8 +78,12 @@ class Stranded:
     def scheduled_at(self, number: int) -> int | None:
         return self._scheduled_at if number % SCHEDULED_EVERY == SCHEDULED_EVERY - 1 else None
 
+    def place(self, number: int) -> tuple[str, str | None]:
+        """Return destination and session of a message."""
+        return destination(number), session_id(number)
+
     def sections(self, number: int) -> Sections:
-        aliases = Aliases(destination(number), session_id(number), DAY_TICKS, self.scheduled_at(number))
+        aliases = Aliases(*self.place(number), DAY_TICKS, self.scheduled_at(number))
         own = {**OWN, **write_aliases(aliases)}
         return Sections(
             properties=Properties(message_id=f"{number:09d}", content_type=CONTENT_TYPE).encode(),
@@ -92,7 +96,7 @@ class Stranded:
         annotations: dict[Value, Value] = {Symbol(ENQUEUED): Timestamp(enqueued_at)}
         if (at := self.scheduled_at(number)) is not None:
             annotations[Symbol(SCHEDULE)] = Timestamp(at)
-        named = Properties(message_id=f"{number:09d}", content_type=CONTENT_TYPE, group_id=session_id(number))
+        named = Properties(message_id=f"{number:09d}", content_type=CONTENT_TYPE, group_id=self.place(number)[1])
         return Sections(
             header=Header(ttl=DAY_MS).encode(),
             message_annotations=encode_map(MESSAGE_ANNOTATIONS, annotations),
@@ -157,7 +161,7 @@ class Found:
     def __init__(self, stranded: Stranded) -> None:
         self.times = bytearray(stranded.count)
         self._begin = stranded.numbers.start
-        wanted = ((destination(number), stranded.restore(number, enqueued_at=0)) for number in range(PERIOD))
+        wanted = ((stranded.place(number)[0], stranded.restore(number, enqueued_at=0)) for number in range(PERIOD))
         self._wanted = [(where, *_content(message)[1:]) for where, message in wanted]
         self._ages = stranded.ages
         self._first, self._last = math.inf, 0

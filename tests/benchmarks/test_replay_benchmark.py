@@ -6,7 +6,11 @@ from collections import Counter
 from functools import partial
 from typing import Any
 
+import pytest
+
 from tests.benchmarks.replay import DRIVER, EMULATORS, JVM, MACHINE, WORKERS, Costs, Mark, figures, processes, slopes
+from tests.benchmarks.skew import ratios
+from tests.benchmarks.test_benchmarks import benchmark
 from tests.kit.processes import offspring
 
 
@@ -42,6 +46,24 @@ def test_a_slope_excludes_what_a_run_costs_at_any_size() -> None:
     medians = {name: each["median"] for name, each in found.items()}
     per_1k = {f"{kind}_cpu_s_per_1k": value for kind, value in ((DRIVER, 0), (JVM, 5), (WORKERS, 20), ("emulators", 5))}
     assert medians == {**per_1k, "seconds_per_1k": 10, "msg_per_s": 100, "jvm_share": 0.2}
+
+
+def test_the_time_of_an_uneven_backlog_is_compared_with_an_even_one() -> None:
+    def run(drain: float, send: float) -> dict[str, Any]:
+        phases = {"drain": {"seconds": drain}, "send": {"seconds": send}}
+        return {"seconds": drain + send, "phases": phases}
+
+    found = ratios({"even": [run(10, 10), run(9, 9), run(20, 40)], "queue": [run(15, 10)] * 3})
+    assert found == {"queue": {"all": 1.25, "drain": 1.5, "send": 1.0}}
+
+
+@pytest.mark.java
+@pytest.mark.slow
+def test_the_benchmark_replays_uneven_backlogs_whole() -> None:
+    found = benchmark("skew", "--messages", "2000", "--answer-ms", "10", "--rounds", "1")
+    assert {shape: [*each] for shape, each in found["ratios"].items()} == {
+        shape: ["all", "drain", "send"] for shape in ("queue", "session")
+    }
 
 
 def test_each_descendant_of_a_process_is_found() -> None:
