@@ -81,12 +81,13 @@ MAX_HELD = 3_000  # messages that a task holds; after a kill so many may be in d
 def task_queues(job: TaskJob, counts: Mapping[str, int]) -> list[str]:
     """Return the queue of each task: every queue has one first, and then its share of all tasks unless order needs one.
 
-    `counts` are the messages of each queue, as far as known: without them, the remaining tasks go round.
+    `counts` are the messages of each queue, as far as known: without them, and in a direct run, whose tasks share out
+    what they may discard, the remaining tasks go round.
     """
     queues, total = list(job.run.queues), sum(counts.values())
     if job.run.direct and job.run.options.ordered:
         return queues
-    if not total:
+    if job.run.direct or not total:
         return [queues[index % len(queues)] for index in range(max(job.tasks, len(queues)))]
     return queues + [each for each in queues for _ in range(1, ceil(job.tasks * counts.get(each, 0) / total))]
 
@@ -454,7 +455,7 @@ class DirectMove(QueueTask):
             open_destination(RawDestination, endpoint) as primary,
             self._job.backlog() as connect_backlog,
         ):
-            share = most and most // len(self._job.run.queues)
+            share = most and most // len(task_queues(self._job, {}))
             topics = TopicGuard(destinations, context.tally, share, kept_out=self._job.run.kept_out)
             context = replace(context, batch_limits=BATCH_LIMITS, max_held=MAX_HELD, topics=topics)
 

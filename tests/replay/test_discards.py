@@ -105,6 +105,18 @@ def test_a_direct_task_leaves_in_its_queue_what_a_topic_would_discard(
     assert verify(made.open(), made.run).destinations == {"orders": 10, **({"events": sent} if sent else {})}
 
 
+def test_tasks_of_one_queue_share_what_may_be_discarded(
+    place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue_task, "MAX_DESTINATION_FAILURES", 1)
+    topic(place, "events", NONE)
+    strand(place, range(10), "events")
+    made = job_of(place, tmp_path, tasks=4, mode=ReplayMode.DIRECT, max_discard=4, ordered=False)
+    for queue in (queues := queue_task.task_queues(made, {})):
+        asyncio.run(DirectMove(made, queue).run())
+    assert (len(queues), place.left()) == (4, 10 - 4)
+
+
 def test_without_manage_a_direct_task_says_that_topics_are_unchecked(
     place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
