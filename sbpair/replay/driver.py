@@ -100,7 +100,7 @@ from sbpair.replay.spark import (
 from sbpair.replay.spark_settings import PLATFORM
 from sbpair.replay.task_lease import HeldLease, hold_leases
 from sbpair.replay.unfinished import find_unfinished
-from sbpair.replay.verify import check_acknowledged, check_segments, verify
+from sbpair.replay.verify import check_segments, verify
 from sbpair.runs.control import RunControl
 from sbpair.runs.database import RunDatabase, identity, namespace_id, state_if_any
 from sbpair.runs.journal import accepted_keys
@@ -304,8 +304,8 @@ class Driver:
             self._begin("check", without_digests(run.id))
         self._adopt("check")
         before = verify(archive, run)
-        if not run.direct:  # whose ledger is not synced
-            self._check_acceptances(before)
+        if not run.direct:
+            self._note_acceptances(before)
         if archive.exists(DRAINED_FILE) and (before.balanced or run.direct) and not before.remaining_in_queues:
             self._begin("verify", "everything was sent before; nothing remains to do")
             return self._prove()
@@ -333,11 +333,9 @@ class Driver:
         for path in adopt_segments(self._archive, self._run):
             self.note(phase, f"adopted {path}: the task that stored it died before it stored the digest")
 
-    def _check_acceptances(self, before: Proof) -> None:
-        """Check the ledger by the receipt, and note messages that the run's namespace does not get."""
-        count, is_sent = before.accepted_elsewhere, self._run.delivery.include_acknowledged
-        check_acknowledged(self._archive, before, count if is_sent else 0)
-        if count and not is_sent:
+    def _note_acceptances(self, before: Proof) -> None:
+        """Note messages that the run's namespace does not get."""
+        if (count := before.accepted_elsewhere) and not self._run.delivery.include_acknowledged:
             primary = self._run.pair["primary"]
             others = {*before.namespaces} - {self._run.delivery.namespace or primary}
             names = sorted(f"the lost primary {each}" if each == primary else each for each in others)

@@ -37,9 +37,6 @@ _NAME = re.compile(r"[A-Za-z0-9._-]+")
 JOB_NAME = "sbpair-replay"
 PACKAGE, COMMANDS = "sbpair.zip", "README.md"
 NEEDED = ("pandas>=2.2,<3", "pyarrow>=15")
-REDACTED = "(?i)secret|password|token|access[.]?key|connection_string|proxy"
-"""The names of settings whose values Spark hides in its pages and logs."""
-
 REFUSED = {"synapse": "Synapse reads secrets through the driver's Java only, and executors need them too"}
 """Platforms where tasks cannot have the secrets that they need, with the reason; PLATFORMS.md has more."""
 
@@ -246,7 +243,7 @@ def _values(
         "archive": archive,
         "code": f"{archive}-job",
         "arguments": (*words, *delivery, "--output", "json", "--quiet"),
-        "settings": {**SETTINGS, "spark.redaction.regex": REDACTED},
+        "settings": SETTINGS,
         "environment": {**environment, "XDG_STATE_HOME": "/tmp/sbpair"},  # noqa: S108  of the driver's own container
         "secrets": secrets,
         "requirements": tuple({re.split("[<>=]", each)[0]: each for each in requirements}.values()),

@@ -19,6 +19,11 @@ EXTRA_TASKS = 2
 LOCAL_TASK_TRIES = 4  # tries of a task on a local master, which by default tries once
 FEW_TASKS = 4 + EXTRA_TASKS  # up to so many tasks the serial collector suffices; a parallel one would take their cores
 
+HIDDEN_SETTING = (
+    r"(?i)secret|password|token|account[._]key|[._]sas[._]|access[._]?key|connection[._]?string|credential$"
+)
+"""Names of settings that hold secrets: Spark's own pattern of what it hides, and those of stores and of Service Bus."""
+
 SETTINGS = {
     "spark.speculation": "false",
     "spark.sql.session.timeZone": "UTC",
@@ -31,14 +36,11 @@ SETTINGS = {
     "spark.sql.icu.caseMappings.enabled": "false",
     "spark.sql.execution.arrow.maxRecordsPerBatch": str(ROWS_PER_BATCH),
     "spark.sql.execution.arrow.maxBytesPerBatch": str(16 * 1024 * 1024),
+    # What its pages, its event log and its own logs hide; the password of a proxy is in its variable.
+    "spark.redaction.regex": f"{HIDDEN_SETTING}|proxy",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }
-
-HIDDEN_SETTING = (
-    r"(?i)secret|password|token|account[._]key|[._]sas[._]|access[._]?key|connection[._]?string|credential$"
-)
-"""Names of settings that hold secrets: Spark's own pattern of what it hides, and those of stores and of Service Bus."""
 
 _PUBLIC_NAME = re.compile(
     r"(file|provider|path)$|^spark\.kubernetes\.(driver|executor)\.secret(s|KeyRef)\.", re.IGNORECASE
@@ -46,7 +48,7 @@ _PUBLIC_NAME = re.compile(
 """Names of settings that name a file, a class, or a secret of Kubernetes."""
 
 _SECRET_VALUE = re.compile(r"SharedAccessKey=|\bsig=", re.IGNORECASE)
-_JAVA_PROPERTY = re.compile(r"-D([^=\s\"']+)=")
+_JAVA_PROPERTY = re.compile(r"-D([^=\s]+)=")
 
 SESSION_SETTINGS = {
     **{name: value for name, value in SETTINGS.items() if name.startswith("spark.sql.")},
@@ -57,7 +59,7 @@ SESSION_SETTINGS = {
 
 def check_setting(name: str, value: str) -> None:
     """Raise UsageError for a secret in a setting: other users of this machine can read the arguments of a command."""
-    names = [name, *_JAVA_PROPERTY.findall(value)]
+    names = [name, *_JAVA_PROPERTY.findall(re.sub("[\"']", "", value))]
     secret = [each for each in names if re.search(HIDDEN_SETTING, each) and not _PUBLIC_NAME.search(each)]
     if secret or _SECRET_VALUE.search(value) or holds_secret(value):
         what = f"-D{secret[0]} of {name}" if secret and secret[0] != name else name

@@ -84,6 +84,8 @@ def verify(
 ) -> Proof:
     """Read every segment and every chunk. Raises StateRefused for a broken, foreign or missing one.
 
+    Of a run without digests, the receipt shows that chunks are missing.
+
     With `full`, all bytes are compared with the digests, too. With `save`, DOUBTFUL_FILE gets all possible duplicates.
 
     For a direct run, `archived` is the number received as far as the files show, and `unsent` the number in doubt.
@@ -92,6 +94,8 @@ def verify(
         raise messages_removed(archive)
     with spooled_file() as rows, spooled_file() as lines:
         proof = _Verification(archive, run, rows, lines, limits, full=full).run()
+        if not run.direct:  # whose ledger is not synced
+            _check_acknowledged(archive, proof, proof.accepted_elsewhere if run.delivery.include_acknowledged else 0)
         if save and proof.doubtful_total:
             lines.seek(0)
             archive.write(DOUBTFUL_FILE, lines)
@@ -333,7 +337,7 @@ def check_segments(archive: Archive, run: ReplayRun, *, full: bool = False) -> C
     return replace(checked, rows=rows)
 
 
-def check_acknowledged(archive: Archive, proof: Proof, again: int = 0) -> None:
+def _check_acknowledged(archive: Archive, proof: Proof, again: int) -> None:
     """Raise StateRefused if the ledger has fewer messages than the receipt: a resume would send the others again.
 
     `again` is how many it has that are sent again on purpose.

@@ -45,7 +45,7 @@ from sbpair.replay.ledger import Entry, Key, Ledger
 from sbpair.replay.outcomes import Proof, replay_receipt
 from sbpair.replay.queue_task import load_accepted
 from sbpair.replay.run_description import EVERYTHING, ReplayMode, ReplayOptions, ReplayRun, ReplaySelection
-from sbpair.replay.verify import LIMITS, GarbageCollection, Limits, check_acknowledged, plan_gc, remove_messages, verify
+from sbpair.replay.verify import LIMITS, GarbageCollection, Limits, plan_gc, remove_messages, verify
 from tests.replay.segments import QUEUE, key, write_segment
 
 RUN = ReplayRun(
@@ -434,21 +434,6 @@ def test_a_link_or_a_pipe_within_a_run_is_refused(path: str, archive: Archive, t
     for each in (archive, linked):
         with pytest.raises(errors.StateRefused, match=rf"{path} is {kind}"):
             runs.load_run(each)
-
-
-def test_a_ledger_that_has_lost_files_is_not_resumed(archive: Archive) -> None:
-    put(archive, "one", key(0), key(1))
-    end(archive, LEDGER, key(0))
-    end(archive, LEDGER, key(1))
-    archive.write_json(RECEIPT_FILE, {"acknowledged": 2})
-    check_acknowledged(archive, proof_of(archive))
-    archive.remove(archive.files(LEDGER)[0])
-    proof = proof_of(archive)
-    assert proof.unsent == 1
-    with pytest.raises(errors.StateRefused, match="ledger has 1 messages, and the receipt 2"):
-        check_acknowledged(archive, proof)
-    archive.write(RECEIPT_FILE, b"{")
-    check_acknowledged(archive, proof)
 
 
 def test_a_run_with_a_very_long_id_is_reported(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -44,6 +45,50 @@ def test_a_master_of_spark_is_accepted(master: str) -> None:
 def test_a_master_that_spark_does_not_know_is_named(master: str) -> None:
     with pytest.raises(errors.UsageError, match=f"^--master: '{master}' is not a Spark master$"):
         spark_settings.check_master(master)
+
+
+SECRET_NAMES = (
+    "spark.hadoop.fs.s3a.secret.key",
+    "spark.hadoop.fs.s3a.access.key",
+    "spark.hadoop.fs.s3a.session.token",
+    "spark.hadoop.fs.azure.account.key.lake.dfs.core.windows.net",
+    "spark.hadoop.fs.azure.sas.container.lake",
+    "spark.hadoop.fs.azure.sas.fixed.token",
+    "spark.executorEnv.AWS_SECRET_ACCESS_KEY",
+    "spark.executorEnv.SBPAIR_PRIMARY_CONNECTION_STRING",
+    "spark.ssl.keyStorePassword",
+    "spark.hadoop.x.Credential",
+)
+JAVA = "spark.driver.extraJavaOptions"
+SECRET_VALUES = (
+    ("spark.executorEnv.X", "Endpoint=sb://h/;SharedAccessKeyName=n;SharedAccessKey=s3cr3t"),
+    ("spark.executorEnv.X", "https://lake.blob.core.windows.net/c?sv=1&sig=s3cr3t"),
+    ("spark.executorEnv.X", "http://me:s3cr3t@proxy:3128"),
+    (JAVA, "-Xmx1g -Dfs.s3a.secret.key=s3cr3t"),
+    (JAVA, '-Xmx1g -D"fs.s3a.secret.key=s3cr3t"'),
+    ("spark.executor.defaultJavaOptions", "'-Djavax.net.ssl.trustStorePassword'=s3cr3t"),
+)
+PUBLIC = (
+    ("spark.hadoop.fs.s3a.aws.credentials.provider", "com.x.SecretProvider"),
+    ("spark.hadoop.hadoop.security.credential.provider.path", "jceks://file/x"),
+    ("spark.kubernetes.authenticate.oauthTokenFile", "/run/token"),
+    ("spark.kubernetes.executor.secretKeyRef.AWS_SECRET_ACCESS_KEY", "store:key"),
+    ("spark.hadoop.fs.s3a.endpoint", "http://127.0.0.1:9000"),
+    (JAVA, "-Dfs.s3a.endpoint=x -Djavax.net.ssl.keyStoreFile=/x"),
+)
+
+
+@pytest.mark.parametrize(("name", "value"), [*((each, "s3cr3t") for each in SECRET_NAMES), *SECRET_VALUES])
+def test_a_secret_in_a_setting_is_refused_and_not_repeated(name: str, value: str) -> None:
+    with pytest.raises(errors.UsageError, match=r"^--conf .*holds a secret") as refused:
+        spark_settings.check_setting(name, value)
+    assert "s3cr3t" not in refused.value.message + refused.value.hint
+    assert name not in SECRET_NAMES or re.search(spark_settings.SETTINGS["spark.redaction.regex"], name)
+
+
+@pytest.mark.parametrize(("name", "value"), PUBLIC)
+def test_a_setting_that_names_where_a_secret_is_passes(name: str, value: str) -> None:
+    spark_settings.check_setting(name, value)
 
 
 def test_the_users_java_options_come_last(tmp_path: Path) -> None:
@@ -157,6 +202,9 @@ def test_a_local_spark_starts_with_its_settings_and_light_workers(
     with spark.spark_session("local[1]", HASTY) as session:
         conf = session.sparkContext.getConf()
         assert (conf.get("spark.speculation"), conf.get("spark.speculation.quantile")) == ("false", "0.5")
+        for name in SECRET_NAMES:  # as spark-defaults.conf may set them
+            session.conf.set(name, "s3cr3t")
+            assert "redacted" in session.sql(f"SET `{name}`").collect()[0].value
         assert hosts_that_listen() == {"127.0.0.1"}
         [row] = session.range(0, 1, 1, 1).mapInArrow(report, "place string, pandas boolean, shared boolean").collect()
     assert ".zip" not in row.place

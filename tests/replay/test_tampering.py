@@ -353,6 +353,14 @@ def test_each_command_says_once_that_a_run_has_no_digests(here: Here, made: Made
     assert (code, err.count(f"run {run.root.name} has no digests")) == (0, 1), err
 
 
+@pytest.mark.parametrize("command", ["verify", "verify --full", "resume", "gc"])
+def test_each_proof_names_a_lost_chunk_of_a_run_without_digests(here: Here, made: Made, run: Run, command: str) -> None:
+    make_old(run)
+    remove(LEDGER, run)
+    code, err = outcome(here, made, run, command)
+    assert (code, f"/{LEDGER} has " in err, f"messages, and the receipt {MESSAGES}" in err) == (4, True, True), err
+
+
 def test_the_data_source_says_that_a_run_has_no_digests(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     make_old(run)
     assert read_rows(run) == MESSAGES
