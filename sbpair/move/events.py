@@ -86,10 +86,10 @@ class QueueBlocked:
 
 @dataclass(frozen=True, slots=True)
 class MessagesLocked:
-    """Messages of a queue are locked by others."""
+    """Messages of a queue are locked by another receiver or over a lost connection."""
 
     queue: Queue
-    locked: Annotated[int, "Messages that another receiver or a killed run has locked"]
+    locked: Annotated[int, "Messages that are locked, and cannot be received"]
     until_ms: Annotated[int, "When they are free at the latest, unless renewed, in ms since 1970"]
     waiting: Annotated[bool, "Whether the run waits for them"]
     overdue: Annotated[bool, "Whether some should have been free before: a live receiver renews them"]

@@ -138,7 +138,7 @@ class Receipt(DeliveryCounts):
     size in the backlog.
     """
 
-    locked: Annotated[int, "Messages left, locked by another receiver or a killed run; not received"] = 0
+    locked: Annotated[int, "Messages left, which are locked; not received"] = 0
     distinct: Annotated[int, "Different messages among the deliveries"] = 0
     bytes_sent: Annotated[int, "Bytes of the sent messages"] = 0
     queues: Annotated[

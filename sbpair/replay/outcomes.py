@@ -59,7 +59,7 @@ class Proof:
     doubtful: Annotated[list[PossibleDuplicate], "Possible duplicates, the first ones"] = field(default_factory=list)
     doubtful_total: Annotated[int, "Number of possible duplicates"] = 0
     remaining_in_queues: Annotated[dict[str, int], "Messages left in each queue"] = field(default_factory=dict)
-    locked: Annotated[int, "Messages among these that another receiver or a killed task had locked"] = 0
+    locked: Annotated[int, "Messages among these that were locked, by another receiver or a task that ended"] = 0
     unreadable: Annotated[list[str], "Paths of files that cannot be read"] = field(default_factory=list)
     not_adopted: Annotated[list[str], "Paths of segments without a digest, which a resume adopts"] = field(
         default_factory=list

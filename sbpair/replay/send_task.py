@@ -14,7 +14,7 @@ import gc
 import json
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
@@ -194,13 +194,16 @@ class ShardReader:
 class ShardSource:
     """One task's messages for a mover. Each is recorded as held when read. `error` is why no more may be sent.
 
-    `may_refuse` raises once another task may send the messages: then that one decides on those that cannot arrive.
+    `may_refuse` raises once another task may send the messages, and may wait to find out: then that one decides
+    on those that cannot arrive.
     """
 
     queue = "archive"
     service_ms = None
 
-    def __init__(self, reader: MessageReader, archive: Archive, ledger: Ledger, may_refuse: Callable[[], None]) -> None:
+    def __init__(
+        self, reader: MessageReader, archive: Archive, ledger: Ledger, may_refuse: Callable[[], Awaitable[None]]
+    ) -> None:
         self.stop_requested = StopPoll(archive).requested
         self._may_refuse = may_refuse
         self.error: SbpairError | None = None
@@ -264,7 +267,7 @@ class ShardSource:
         archived = cast("ArchivedMessage", message)
         entry = entry_of(archived)._replace(message=archived.payload)
         try:
-            self._may_refuse()
+            await self._may_refuse()
             await self._ledger.write_unsent(archived.shard, entry, reason, description)
         except SbpairError as error:
             self.error = error
@@ -309,7 +312,7 @@ async def send_batches(job: TaskJob, batches: Iterator[Any]) -> TaskCounts:
     ledger = Ledger(archive, job.run.shards, delivery=job.run.delivery)
     lease = TaskLease(archive, job.heartbeat)
     reader = ShardReader(batches, archive, ledger, digests=job.run.digests)
-    source = ShardSource(reader, archive, ledger, lease.check)
+    source = ShardSource(reader, archive, ledger, lease.wait_confirmed)
     await lease.wait_confirmed()
     endpoint = job.destination.endpoint()
     if job.run.options.ttl is TimeToLive.REMAINING:

@@ -12,7 +12,7 @@ import re
 import time
 import uuid
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -361,8 +361,10 @@ async def _check_destination(endpoint: Endpoint, destination: str) -> None:
 class RowDestinations(RawDestination):
     """The namespace to send to. A destination that does not exist ends the task before a message of it is sent.
 
-    With `strict`, so does one that takes no message for now.
+    With `strict`, so does one that takes no message for now. Each send waits for `wait_allowed`.
     """
+
+    wait_allowed: Callable[[], Awaitable[None]] | None = None
 
     def __init__(self, named_by: str, endpoint: Endpoint, *, strict: bool = False, **options: Any) -> None:
         super().__init__(endpoint, **options)
@@ -376,6 +378,8 @@ class RowDestinations(RawDestination):
             asyncio.run_coroutine_threadsafe(self.ready(destination), self._loop).result()
 
     async def ready(self, destination: str) -> RawDestinationLink:
+        if self.wait_allowed is not None:
+            await self.wait_allowed()
         try:
             return await super().ready(destination)
         except EntityMissing:

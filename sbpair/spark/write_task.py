@@ -1,7 +1,8 @@
 """One task of a write: the rows of a partition, sent by the replay's send task with its ledger, or only checked.
 
 Invariant: a row whose key the ledger has is not sent again. An attempt reads the ledger before it sends, and sends only
-while its claim on the partition is confirmed, so two attempts never send at the same time.
+while its claim on the partition is confirmed, so two attempts never send at the same time. Sends pause meanwhile, and
+go on once the claim is confirmed again: it was never another's.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from typing import Any
@@ -49,6 +50,7 @@ from sbpair.spark.write_run import (
     CLAIMS,
     FRAME_CHECKS,
     OWNER_FILE,
+    SILENT_SECONDS,
     RowCheck,
     RowDestinations,
     RunOwner,
@@ -69,16 +71,20 @@ FORM = MessageForm(frozenset(), "column")
 """A row's message is sent as it is: no application property of it is an alias."""
 
 
+LEDGER_HINT = "check that the ledger is reachable"
 DISCARD_HINT = 'create a subscription or a rule that takes them, or write with .option("discard", "allow")'
 
 CLAIM_SECONDS = 2.0
 """How often a task confirms its claim."""
 
 TRUST_SECONDS = 6.0
-"""How long a task sends after the last confirmation."""
+"""How long a task sends after the last confirmation. Then its sends pause."""
 
 PATIENCE_SECONDS = 120.0
-"""How long an attempt waits for one before it to end: a worker may outlive its executor until it has sent its rows."""
+"""How long an attempt waits for one before it to end: a worker may outlive its executor until it has sent its rows.
+
+A pause lasts as long at most.
+"""
 
 NAMES = ["sequence_number", "enqueued_at_ms"]
 """The columns of the ledger that identify a row and its content."""
@@ -149,6 +155,7 @@ async def _write(job: WriteJob, place: TaskPlace, batches: Iterator[Any]) -> Wri
         tally, limit = LedgerTally(ledger), None if job.options.allow_discard else 0
         endpoint = job.options.access.endpoint(os.environ)
         async with row_destinations(job) as primary, open_destinations(endpoint) as destinations:
+            primary.wait_allowed = claim.wait_confirmed
             context = MoveContext(
                 namespace=job.options.access.bare.name,
                 tally=tally,
@@ -160,7 +167,9 @@ async def _write(job: WriteJob, place: TaskPlace, batches: Iterator[Any]) -> Wri
             with closing(RowReader(rows, job, place)) as reader:
                 if job.options.check is RowCheck.TASK:
                     await asyncio.to_thread(reader.check)
-                waiting = await send_source(ShardSource(reader, archive, ledger, claim.check), primary, context)
+                waiting = await send_source(
+                    ShardSource(reader, archive, ledger, claim.wait_confirmed), primary, context
+                )
     receipt = context.tally.receipt()
     if not reader.exhausted or reader.count > receipt.sent + receipt.dead_lettered:
         reason, hint = "a stop was requested", ""
@@ -264,14 +273,19 @@ class RowReader:
 
 
 class TaskClaim:
-    """An attempt's claim on its partition: a file that changes while it is alive. `check` is for its sends."""
+    """An attempt's claim on its partition: a file that changes while it is alive.
+
+    `check` and `wait_confirmed` are for its sends.
+    """
 
     def __init__(self, job: WriteJob, place: TaskPlace, attempt: str) -> None:
         self._archive, self._job, self._attempt, self._partition = job.open(), job, attempt, place.partition
         self._directory = f"{CLAIMS}/{place.scope}/{job.job}.{place.partition}"
         self._path = f"{self._directory}/claim.json"
         self._confirmed_at, self._number = float("-inf"), 0
+        self._written_at = self._doubted_until = float("-inf")
         self._lost: SbpairError | None = None
+        self._failure = ""
         self._ended = asyncio.Event()
 
     @asynccontextmanager
@@ -283,7 +297,7 @@ class TaskClaim:
         keeping = asyncio.create_task(self._keep())
         try:
             await asyncio.to_thread(self._claim_run)
-            self.check()
+            await self.wait_confirmed()
             yield self
         finally:
             self._ended.set()
@@ -299,7 +313,19 @@ class TaskClaim:
         if self._lost is not None:
             raise self._lost
         if uptime() - self._confirmed_at > TRUST_SECONDS:
-            raise Unreachable("the ledger did not confirm this task in time", hint="check that the ledger is reachable")
+            raise Unreachable("the ledger did not confirm this task in time", hint=LEDGER_HINT)
+
+    async def wait_confirmed(self) -> None:
+        """Wait until `check` does not raise Unreachable. Raises its other errors; MachineLacks after a long time."""
+        until = uptime() + PATIENCE_SECONDS
+        while True:
+            try:
+                return self.check()
+            except Unreachable as error:
+                if uptime() >= until:
+                    why = f"{error.message}, nor in {PATIENCE_SECONDS:.0f} s more"
+                    raise MachineLacks(": ".join(filter(None, (why, self._failure))), hint=LEDGER_HINT) from error
+            await asyncio.sleep(CLAIM_SECONDS / 4)
 
     def _claim_run(self) -> None:
         """Take the run over from an earlier job, once no task of it is alive. Others see this claim meanwhile."""
@@ -311,8 +337,10 @@ class TaskClaim:
 
     async def _keep(self) -> None:
         while self._lost is None and not await set_within(self._ended, CLAIM_SECONDS):
-            with suppress(SbpairError):  # without a confirmation `check` raises
+            try:
                 await asyncio.to_thread(self._confirm)
+            except SbpairError as error:  # without a confirmation `check` raises
+                self._failure = error.message
 
     def _confirm(self, *, first: bool = False) -> None:
         """Renew the claim, and find out whether the run belongs to this job."""
@@ -333,8 +361,13 @@ class TaskClaim:
             self._lost = read_refusal(self._job, self._archive)
         if self._lost is None:
             self._number += 1
+            written_at = uptime()
             self._archive.write_line(self._path, {"attempt": self._attempt, "number": self._number})
-            if owner.job == self._job.job:
+            if not first and uptime() > self._written_at + SILENT_SECONDS:
+                # Another attempt may have taken this one for dead meanwhile: it sees this file before it is trusted.
+                self._doubted_until = uptime() + TRUST_SECONDS
+            self._written_at = written_at
+            if owner.job == self._job.job and began >= self._doubted_until:
                 self._confirmed_at = began
 
     def _is_held(self) -> bool:

@@ -88,7 +88,7 @@ class Attempt:
         self.files = Files(str(directory), RUN)
         self.ledger = Ledger(self.files, 1, str(number))
         reader = ShardReader(iter(rows), self.files, self.ledger)
-        self.source = ShardSource(reader, self.files, self.ledger, self.may_refuse)
+        self.source = ShardSource(reader, self.files, self.ledger, self._wait_allowed)
         context = MoveContext(
             "contoso-dr",
             tally=LedgerTally(self.ledger),
@@ -99,6 +99,9 @@ class Attempt:
         primary: Any = Connection(None, self.calls, settles_left=True)  # type: ignore[arg-type]  # it only sends
         self.task = self.loop.create_task(send_source(self.source, primary, context), name="attempt")
         self.loop.run_until_quiet()
+
+    async def _wait_allowed(self) -> None:
+        self.may_refuse()
 
     def may_refuse(self) -> None:
         """Check as for a send. Apart from that, so that a test can leave it out."""

@@ -3,6 +3,8 @@
 import asyncio
 import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -206,6 +208,90 @@ def test_an_attempt_waits_for_the_end_of_the_one_before_it(place: World, tmp_pat
             claim.check()
 
     asyncio.run(take_turns())
+
+
+def take_claim(archive: Archive, job: WriteJob) -> None:
+    archive.write_line(f"{write_run.CLAIMS}/batch/{job.job}.0/claim.json", {"attempt": "another", "number": 1})
+
+
+def take_run(archive: Archive, job: WriteJob) -> None:
+    archive.write_json(OWNER_FILE, RunOwner("another", job.number + 1)._asdict())
+
+
+PAUSES: dict[str, Any] = {
+    "confirmed": (lambda _archive, _job: None, None),
+    "another attempt": (take_claim, "another attempt at this partition has begun"),
+    "another job": (take_run, "job another has taken over this run"),
+    "away": (lambda _archive, _job: None, "did not confirm this task in time, nor in 120 s more: it is away"),
+}
+
+
+@pytest.mark.usefixtures("quick_claims")
+@pytest.mark.parametrize("end", PAUSES)
+def test_sends_pause_while_a_stalled_ledger_confirms_nothing(
+    end: str, place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    act, error = PAUSES[end]
+    job, clock, check = start(place, tmp_path, check="row"), [0.0], TaskClaim.check
+    stalling, stalled, paused, answering = (threading.Event() for _ in range(4))
+
+    def mark(archive: Archive) -> str | None:
+        if stalling.is_set():
+            stalled.set()
+            answering.wait()
+            if end == "away":
+                raise MachineLacks("it is away")
+        return write_run.read_mark(archive)
+
+    def noted(self: TaskClaim) -> None:
+        try:
+            check(self)
+        except Unavailable:
+            paused.set()
+            raise
+
+    def rows() -> Any:
+        stalling.set()
+        stalled.wait()
+        clock[0] += write_task.TRUST_SECONDS + 0.1
+        yield numbered(range(500))
+
+    def answer() -> None:
+        paused.wait()
+        assert place.ids() == []
+        act(job.open(), job)
+        clock[0] += write_task.PATIENCE_SECONDS * (end == "away")
+        stalling.clear()
+        answering.set()
+
+    monkeypatch.setattr(write_task, "read_mark", mark)
+    monkeypatch.setattr(write_task, "uptime", lambda: clock[0])
+    monkeypatch.setattr(TaskClaim, "check", noted)
+    with ThreadPoolExecutor(1) as other:
+        answered = other.submit(answer)
+        if error is None:
+            assert write(job, rows())["acknowledged"] == len(place.ids()) == 500
+        else:
+            with pytest.raises((LeaseLost, MachineLacks), match=error):
+                write(job, rows())
+            assert place.ids() == []
+        answered.result()
+
+
+def test_a_claim_that_was_silent_counts_once_others_have_seen_it(
+    place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may have removed it as that of a dead attempt, and have begun, before it was written again."""
+    clock, job = [0.0], start(place, tmp_path)
+    monkeypatch.setattr(write_task, "uptime", lambda: clock[0])
+    claim = TaskClaim(job, TaskPlace(0), "a")
+    job.open().write_json(OWNER_FILE, RunOwner(job.job, job.number)._asdict())
+    claim._confirm(first=True)
+    for late, confirmed in ((5, True), (11, False), (5, False), (2, True)):
+        clock[0] += late
+        claim._confirm()
+        with nullcontext() if confirmed else pytest.raises(Unavailable, match="did not confirm"):
+            claim.check()
 
 
 def test_a_worker_with_another_directory_sends_nothing(place: World, tmp_path: Path) -> None:

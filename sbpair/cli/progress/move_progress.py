@@ -456,5 +456,5 @@ def locked_text(found: Sequence[events.MessagesLocked], now_ms: int) -> str:
     if found[0].overdue:
         text = f"{are} still locked, {until}: another receiver renews the locks, or they last longer than assumed"
     else:
-        text = f"{are} locked by another receiver or a killed run, {until}"
+        text = f"{are} locked by another receiver or over a lost connection, {until}"
     return f"{text}; {'waiting (--no-wait-for-locks leaves them)' if found[0].waiting else 'left there'}"

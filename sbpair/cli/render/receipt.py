@@ -343,7 +343,7 @@ def proof_lines(proof: Mapping[str, Any]) -> Iterator[str]:
         for reason, number in Counter(each["reason"] for each in named if "reason" in each).items():
             yield from wrapped(clean(f"{number} of these were {reason}"))
     for queue, number in proof["remaining_in_queues"].items():
-        yield from wrapped(clean(f"{number} remain in {queue}: locked by another receiver, or deferred"))
+        yield from wrapped(clean(f"{number} remain in {queue}: locked, or deferred"))
     if released := proof.get("released"):
         yield f"{released} were received and released again"
     for path in proof["unreadable"]:

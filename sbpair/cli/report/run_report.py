@@ -266,7 +266,7 @@ def _queues(receipt: Mapping[str, Any]) -> Section | None:
     remaining = receipt.get("remaining_in_queues") or {}
     notes = tuple(f"{grouped(number)} remain in {short(queue)}." for queue, number in remaining.items())
     if receipt.get("locked"):
-        notes += (f"{grouped(int(receipt['locked']))} were left locked by another receiver.",)
+        notes += (f"{grouped(int(receipt['locked']))} were left locked.",)
     return Section("Queues", notes, (_table(("queue", *(name.replace("_", " ") for name in names)), rows, cards=True),))
 
 
