@@ -354,20 +354,26 @@ class Archive:
             )
 
     def check_there(self) -> None:
-        """Raise StateRefused without the directory of all runs, or the bucket. A prefix of a store need not exist."""
+        """Raise StateRefused without the directory of all runs, or the bucket. A prefix of a store need not exist.
+
+        No-op if rights to a prefix alone do not show it.
+        """
         place = self.root.removesuffix(f"/{self.run}")
         kind, name, ground = "directory", place, "that a disk or share is mounted"
         if not self.is_local:
             kind, name, ground = "bucket", place.partition("/")[0], "the account and endpoint of this environment"
-        with self._reporting():
-            if self._fs.get_file_info(name).type != fs.FileType.NotFound:
-                return
-        raise StateRefused(f"there is no {kind} {name}", hint=f"check --archive, and {ground}")
+        with suppress(OSError):
+            if self._fs.get_file_info(name).type == fs.FileType.NotFound:
+                raise StateRefused(f"there is no {kind} {name}", hint=f"check --archive, and {ground}")
 
     def check_writable(self) -> None:
-        """Raise MachineLacks if the archive cannot be written to."""
+        """Raise StateRefused without the bucket, MachineLacks if the archive cannot be written to."""
         probe = f"{REPORT}/probe-{uuid.uuid4()}"
-        self.write(probe, b"sbpair")
+        try:
+            self.write(probe, b"sbpair")
+        except MachineLacks:
+            self.check_there()
+            raise
         self.remove(probe)
 
     def broken(self, path: str, why: str | Exception) -> SbpairError:

@@ -132,7 +132,7 @@ def replayed(
         with far_away(sides, answer_ms):
             marks, costs, instructions = watched(run, environment, partial(processes, emulators=pids))
         asyncio.run(stranded.check(*sides))
-    found = figures(count, marks, costs.peak_mb(WORKERS))
+    found = figures(count, marks, costs)
     details.append(found)
     cpu_s = sum(marks[-1].spent[kind] for kind in OWN)
     return Run(count, cpu_s, found["msg_per_s"], found["worker_peak_mb"], sum(instructions) or None)
@@ -199,7 +199,7 @@ def spans(marks: Sequence[Mark]) -> dict[str, tuple[float, Counter[str]]]:
     return found
 
 
-def figures(count: int, marks: list[Mark], worker_mb: float) -> dict[str, Any]:
+def figures(count: int, marks: list[Mark], costs: Costs) -> dict[str, Any]:
     begins = next(mark for mark in marks if mark.phase not in STARTING)
     last = marks[-1]
     seconds, spent = last.at - begins.at, last.spent - begins.spent
@@ -212,7 +212,8 @@ def figures(count: int, marks: list[Mark], worker_mb: float) -> dict[str, Any]:
         "cpu_s": rounded(spent),
         "cpu_s_emulators": round(spent[EMULATORS], 2),
         "jvm_share": round(spent[JVM] / own, 3),
-        "worker_peak_mb": round(worker_mb, 1),
+        "worker_peak_mb": round(costs.peak_mb(WORKERS), 1),
+        "driver_peak_mb": round(costs.peak_mb(DRIVER), 1),
         "start_s": round(begins.at - marks[0].at, 2),
         "start_cpu_s": rounded(begins.spent),
         "phases": {

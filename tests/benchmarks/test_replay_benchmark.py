@@ -29,7 +29,7 @@ MARKS = [
 
 
 def test_a_rate_excludes_the_start_which_is_reported_separately() -> None:
-    found = figures(400, MARKS, 0.0)
+    found = figures(400, MARKS, Costs(0, lambda _driver: iter(())))
     assert (found["start_s"], found["start_cpu_s"]) == (10.0, {DRIVER: 1.0, JVM: 5.0, WORKERS: 0.0})
     assert (found["seconds"], found["msg_per_s"], found["msg_per_cpu_s"]) == (4.0, 100, 100)
     assert (found["jvm_share"], found["cpu_s_emulators"]) == (0.375, 1.0)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from sbpair.operating_system import files
 from tests.kit.users import GROUP, USER, make_directory, open_path
 
 __all__ = ["open_path"]  # fixtures
@@ -101,3 +102,9 @@ def test_only_the_user_can_use_what_is_written_whatever_the_umask(open_path: Pat
         }
         assert (umask, wrong) == (umask, {})
         assert {path.name for path in found} >= WRITTEN
+
+
+def test_a_spooled_file_has_no_name() -> None:
+    with files.spooled_file() as file:
+        file.write(bytes(files.MAX_SPOOLED + 1))
+        assert os.fstat(file.fileno()).st_nlink == 0

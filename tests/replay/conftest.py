@@ -53,13 +53,6 @@ def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     with object_store.running() as found:
-        for name, value in {
-            "AWS_ENDPOINT_URL": found.url,
-            "AWS_ACCESS_KEY_ID": "none",
-            "AWS_SECRET_ACCESS_KEY": "none",
-            "AWS_REGION": "eu-west-1",
-            "AWS_EC2_METADATA_DISABLED": "true",
-            "NO_PROXY": "127.0.0.1",
-        }.items():
+        for name, value in object_store.environment(found.url).items():
             monkeypatch.setenv(name, value)
         yield found

@@ -1,8 +1,12 @@
-"""An object store with the part of S3 that pyarrow uses: objects, listings, multipart uploads.
+"""An object store with the part of S3 that pyarrow uses: objects, listings, multipart uploads; and moto, with the rest.
 
 Unlike a disk it has no directories and no rename, and an object is whole or absent.
 """
 
+import hashlib
+import os
+import re
+import subprocess
 import sys
 import threading
 from collections import Counter
@@ -12,8 +16,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.request import Request, urlopen
 from xml.etree import ElementTree as ET
 from xml.sax.saxutils import escape
+
+import pytest
+
+from tests.integration import python_packages
+from tests.integration.node.install import NotHere, kept
+from tests.kit.waiting import PATIENCE_SECONDS
+from tests.replay.cluster import started
 
 BUCKET = "bucket"
 """The only one."""
@@ -34,15 +46,11 @@ class Store(ThreadingHTTPServer):
         self.puts: list[str] = []
         self.read_bytes: Counter[str] = Counter()
         self.full = False
-        self.copies: Path | None = None
 
     def put(self, key: str, data: bytes) -> None:
-        """Store one whole object. `copies` is a directory that gets each as a file, for readers without S3."""
+        """Store one whole object."""
         self.objects[key] = data
         self.puts.append(key)
-        if self.copies is not None and not key.endswith("/"):
-            (self.copies / key).parent.mkdir(parents=True, exist_ok=True)
-            (self.copies / key).write_bytes(data)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Report an error, unless a client was killed."""
@@ -179,6 +187,54 @@ def _unchunked(body: bytes) -> bytes:
         found.append(body[:length])
         body = body[length + 2 :]
     return b"".join(found)
+
+
+def environment(url: str) -> dict[str, str]:
+    """Return the variables by which pyarrow and Hadoop reach a store."""
+    return {
+        "AWS_ENDPOINT_URL": url,
+        "AWS_ACCESS_KEY_ID": "none",
+        "AWS_SECRET_ACCESS_KEY": "none",
+        "AWS_REGION": "eu-west-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "NO_PROXY": "127.0.0.1",
+    }
+
+
+@contextmanager
+def moto() -> Iterator[str]:
+    """Start moto, whose only bucket is BUCKET, and yield its URL. Skips where it cannot be installed."""
+    try:
+        packages = python_packages.folder("moto[server]>=5")
+    except NotHere as reason:
+        pytest.skip(str(reason))
+    words = [sys.executable, "-m", "moto.server", "--host", "127.0.0.1", "--port", "0"]
+    process, output = started(words, {**os.environ, "PYTHONPATH": str(packages)})
+    try:
+        url = output.find(lambda line: re.search(r"Running on (http://\S+)", line), PATIENCE_SECONDS)[1]
+        urlopen(Request(f"{url}/{BUCKET}", method="PUT"), timeout=PATIENCE_SECONDS).close()  # noqa: S310  our own
+        yield url
+    finally:
+        process.kill()
+        process.wait()
+
+
+def connector_jars() -> str:
+    """Return Hadoop's connector for S3 and its dependencies, which Maven fetches once. Skips without them."""
+    manifest = Path(__file__).with_name("s3a") / "pom.xml"
+
+    def fetch(target: Path) -> None:
+        goal = ["dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={target}"]
+        try:
+            subprocess.run(["mvn", "-q", "-B", "-f", manifest, *goal], check=True, capture_output=True, timeout=600)
+        except (OSError, subprocess.SubprocessError) as error:
+            raise NotHere("Hadoop's connector for S3 cannot be had: `mvn` failed") from error
+
+    try:
+        found = kept(f"s3a-{hashlib.sha256(manifest.read_bytes()).hexdigest()[:12]}", fetch)
+    except NotHere as reason:
+        pytest.skip(str(reason))
+    return ",".join(map(str, sorted(found.glob("*.jar"))))
 
 
 @contextmanager

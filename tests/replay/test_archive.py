@@ -98,6 +98,16 @@ def test_all_parts_of_a_key_must_match(archive: Archive, other: Key) -> None:
     assert (proof.unsent, proof.unknown, proof.balanced, proof.exit_code) == (1, 1, False, 1)
 
 
+def test_reasons_beyond_a_limit_count_as_others(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is free text: the service may give every message its own."""
+    monkeypatch.setattr("sbpair.replay.verify.MAX_KEPT_REASONS", 2)
+    put(archive, "one", *map(key, range(7)))
+    for number, reason in enumerate("abcdaea"):
+        Ledger(archive, RUN.shards).write(QUARANTINE, number, [Entry(key(number), "orders", reason, b"")])
+    proof = proof_of(archive)
+    assert (proof.reasons, proof.quarantined) == ({"a": 3, "other reasons": 3, "b": 1}, 7)
+
+
 def test_a_doubtful_entry_is_written_before_its_outcome(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[str] = []
     write = Archive.write
