@@ -225,7 +225,7 @@ _COMPARISONS: Mapping[str, Callable[[pa.Array, Any], pa.Array]] = {
     "StringEndsWith": lambda array, value: pc.ends_with(array, value.as_py()),
     "StringContains": lambda array, value: pc.match_substring(array, value.as_py()),
 }
-"""What Spark's filters of these names are; a null passes none of them, as in Spark."""
+"""The comparisons of Spark's filters of these names. A null passes none of them, as in Spark."""
 
 
 def _column(each: Any) -> str:
