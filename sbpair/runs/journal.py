@@ -416,15 +416,17 @@ class Journal:
         if number >= MAX_OPENERS:  # not written by this package
             [[number]] = state.read("SELECT (coalesce(max(id), 0) >> 32) + 1 FROM flights")
         self._numbers = count(number << 32)
+        sent_again: dict[Key, None] = {}
         for batch in _batches(state, ACCEPTED):
             if batch.destination_namespace != self._destination_namespace:
+                sent_again |= dict.fromkeys(key for key in batch.keys if key in self._elsewhere)
                 self._elsewhere.add(*batch)
                 continue
             if batch.run not in unreported:
                 self._reported.add(batch.number)
             self._remember(batch.number, batch.keys)
         if self._elsewhere:  # a killed run sent these
-            self._elsewhere.end(self._accepted, sent=True)
+            self._elsewhere.end(chain(self._accepted, sent_again), sent=True)
         for batch in reversed(list(_batches(state, DOUBTFUL))):
             self._open_doubts.add(*batch)
 

@@ -361,6 +361,15 @@ def test_an_acceptance_counts_for_its_namespace_only(state: RunDatabase, dies: s
     assert Journal(state, destination_namespace=PRIMARY).was_accepted(key(2))
 
 
+def test_a_run_names_once_what_two_killed_runs_have_sent_elsewhere(state: RunDatabase) -> None:
+    for run, namespace in (("killed", PRIMARY), ("killed again", OTHER)):
+        moved(journal_to(state, run, namespace), key(1), key(2) if run == "killed" else key(3))
+    last = journal_to(state, "last", "third.example")
+    assert last.accepted_twice() == [Doubt("killed again", "q", 1, "m", "orders", OTHER)]
+    end(last)
+    assert journal_to(state, "later", "fourth.example").accepted_twice() == []
+
+
 def test_the_limit_names_messages_that_it_forgets(state: RunDatabase) -> None:
     first = Journal(state, run="first")
     for number in range(6):
