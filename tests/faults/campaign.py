@@ -1,15 +1,19 @@
 """A campaign of millions of messages: through a syphon or a replay that is killed, while both sides go away at times.
 
-python -m tests.faults.campaign {syphon,replay} FOLDER [--messages 10000000] [--round 250000] [--seed 1] [--kills 3]
+python -m tests.faults.campaign {syphon,replay,states} FOLDER [--messages 10000000] [--round 250000] [--kills 3]
 
 Each round strands messages in four backlog queues, moves them, and compares the content of each that arrived. Every
 fourth round of a syphon begins with a `--where`. FOLDER keeps the figures of each round, samples of memory and files,
 and a plot of them; a campaign that was interrupted goes on with the round after the last one that is in the figures.
+
+A round of `states` is one command that moves, removes or copies messages of one state and all types, on one kind of
+entity. All rounds have `--messages` together, and each command is killed `--kills` times.
 """
 
 import argparse
 import asyncio
 import csv
+import math
 import signal
 import sys
 import time
@@ -26,12 +30,13 @@ from tests.benchmarks.processes import resident_mb
 from tests.benchmarks.stranded import DESTINATIONS, PRIMARY, QUEUES, Stranded, destination
 from tests.faults.emulated_pair import SIDES, EmulatedPair
 from tests.faults.figures import Figures, Table
+from tests.faults.states import KINDS, ROUNDS, StateRound
 from tests.kit.processes import offspring
 
 CHOSEN: Final = "path IN ('destination-0', 'destination-3', 'destination-5')"
 CHOSEN_NUMBERS: Final = (0, 3, 5)
 SAMPLE_SECONDS: Final = 1.0
-MAX_MB: Final = {"syphon": 400.0, "replay": 4_000.0}
+MAX_MB: Final = {"syphon": 400.0, "replay": 4_000.0, "states": 400.0}
 COLUMNS: Final = ("seconds", "messages", "mover_mb", "mover_files", "primary_mb", "secondary_mb", "state_mb")
 
 
@@ -49,11 +54,11 @@ class Campaign:
         self._pair = EmulatedPair(self.folder, self._figures)
         self._pair.max_mb = MAX_MB[self.kind]
 
-    async def play(self, messages: int) -> None:
-        """Play rounds until so many messages have been moved."""
+    async def play(self, rounds: int) -> None:
+        """Play rounds until there have been so many."""
         async with self._pair.running():
             sampling = asyncio.create_task(self._sample())
-            while self.table.of(self.kind).messages < messages and not sampling.done():
+            while self.table.of(self.kind).rounds < rounds and not sampling.done():
                 began, self._figures = time.monotonic(), Figures(rounds=1, messages=self._count)
                 self._pair.figures = self._figures
                 number = self.table.of(self.kind).rounds
@@ -67,8 +72,10 @@ class Campaign:
 
     async def _round(self, number: int, random: Random) -> str:
         pair = self._pair
-        stranded = Stranded(self._count, int(time.time() * 1000), first=number * self._count)
+        if self.kind == "states":
+            return await StateRound(pair, number, self._count).play(random, self._kills)
         pair.forget()
+        stranded = Stranded(self._count, int(time.time() * 1000), first=number * self._count)
         await stranded.create(*pair.endpoints)
         await stranded.fill(pair.endpoints[1])
         began = time.monotonic()
@@ -157,7 +164,7 @@ def say(*lines: str) -> None:
 
 def main() -> int:
     options_of = argparse.ArgumentParser(prog="python -m tests.faults.campaign", description=__doc__)
-    options_of.add_argument("kind", choices=("syphon", "replay"))
+    options_of.add_argument("kind", choices=(*MAX_MB,))
     options_of.add_argument("folder", type=Path)
     options_of.add_argument("--messages", type=int, default=10_000_000)
     options_of.add_argument("--round", type=int, default=250_000, help="messages of each round")
@@ -167,9 +174,13 @@ def main() -> int:
     options.folder.mkdir(parents=True, exist_ok=True)
     # A shell ignores it for a command in the background, and commands would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    rounds = math.ceil(options.messages / options.round)
+    if options.kind == "states":
+        rounds = len(ROUNDS)
+        options.round, options.kills = math.ceil(options.messages / rounds), math.ceil(options.kills / len(KINDS))
     campaign = Campaign(options)
     try:
-        asyncio.run(campaign.play(options.messages))
+        asyncio.run(campaign.play(rounds))
     finally:
         plot(options.folder)
     say(str(campaign.table))

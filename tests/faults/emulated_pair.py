@@ -11,7 +11,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping
 from contextlib import asynccontextmanager, nullcontext, suppress
 from pathlib import Path
 from random import Random
@@ -46,7 +46,8 @@ AWAY: Final[tuple[dict[str, int | str], ...]] = (
 )
 READY_SECONDS: Final = 120.0
 LIMIT_SECONDS: Final = 1_800.0
-WITH_STATE: Final = ("syphon", "move", "redrive", "runs", "page")
+MOVERS: Final = ("syphon", "move", "redrive", "remove", "receive")
+WITH_STATE: Final = (*MOVERS[:-1], "runs", "page")
 
 
 @asynccontextmanager
@@ -67,7 +68,8 @@ class EmulatedPair:
     def __init__(self, folder: Path, figures: Figures, *, durable: bool = False, **variables: str) -> None:
         """Keep the files in `folder`. `durable` emulators can be killed. `variables` are for every process."""
         self.folder, self.figures = folder, figures
-        self.state = folder / f"state-{time.time():.0f}"
+        self.home = folder / f"state-{time.time():.0f}"
+        self.state = self.home / "sbpair" / "+".join(SIDES)
         """A mover's state belongs to namespaces that a new process no longer has."""
         self.mover: Command | None = None
         self.receipt: dict[str, Any] = {}
@@ -130,7 +132,7 @@ class EmulatedPair:
     @property
     def environment(self) -> dict[str, str]:
         ready = {side: self._ready[side] for side in SIDES}
-        return emulated_environment(ready, str(self.folder)) | {"NO_COLOR": "1"} | self._variables
+        return emulated_environment(ready, str(self.home)) | {"NO_COLOR": "1"} | self._variables
 
     async def left(self) -> list[int]:
         """Return how many messages each backlog queue has, with its dead letters."""
@@ -211,19 +213,25 @@ class EmulatedPair:
         ending: signal.Signals | None = None,
         codes: Collection[int] = (),
         limit: float = LIMIT_SECONDS,
+        begun: Callable[[Command], Awaitable[object]] | None = None,
         **variables: str,
     ) -> int:
-        """Run a command to its end, which a signal may bring. Keep the messages that its documents name."""
+        """Run a command to its end, which a signal may bring: `after` seconds since it started, or since `begun` ended.
+
+        Keep the messages that its documents name.
+        """
         expected = {0, 3, 6, *codes} | ({130, KILLED, -signal.SIGTERM, -signal.SIGINT} if ending else set())
         mover = await self.launch(*words, **variables)
         children: list[int] = []
         if after is not None and ending is not None:
+            if begun is not None:
+                await begun(mover)
             children = await mover.signal_after(after, ending)
         code = await mover.end(expected, limit=limit, max_mb=self.max_mb)
         await end_offspring(children)
         self.receipt = mover.receipt()
         self.name(self.receipt)
-        if words[0] in ("syphon", "move", "redrive"):
+        if words[0] in MOVERS:
             await self._name_those_of_runs({0, *codes})
         return code
 
@@ -280,12 +288,13 @@ class EmulatedPair:
             return ""
         return next((str(each["run"]) for each in self.receipt.get("runs", ())), "")
 
-    async def launch(self, *words: str, **variables: str) -> Command:
+    async def launch(self, *words: str, files: Mapping[str, int] | None = None, **variables: str) -> Command:
+        """Start a command, with these files in place of its pipes."""
         keeps = words[0] in WITH_STATE or words[:2] in (("replay", "run"), ("replay", "resume"))
         state = ("--state", str(self.state)) if keeps else ()
         env = self.environment | variables
-        words = (*words, *state, "--output", "json")
-        self.mover = await Command.start(*words, env=env, figures=self.figures, python=self.python)
+        words = (*words, *state, *(() if "-o" in words else ("--output", "json")))
+        self.mover = await Command.start(*words, env=env, figures=self.figures, python=self.python, **(files or {}))
         self._launched = [*(each for each in self._launched if each.process.returncode is None), self.mover]
         return self.mover
 
@@ -303,7 +312,9 @@ class EmulatedPair:
                 self._ended |= {each["id"]} if each["outcome"] != "running" else set()
 
     def name(self, document: dict[str, Any]) -> None:
-        self.named |= {str(each["message_id"]) for each in document.get("doubtful", ())}
+        """Name messages in doubt: by their ids, or else by their sequence numbers."""
+        doubts = document.get("doubtful", ())
+        self.named |= {str(each["message_id"] or each["sequence_number"]) for each in doubts}
 
     def forget(self) -> None:
         """Forget what was named: later messages have other ids."""

@@ -48,7 +48,7 @@ class Command:
         return cls(words, await command.start(*words, env=env, **more), figures)
 
     async def _read(self, name: str, stream: Any) -> None:
-        while data := await stream.read(65_536):
+        while stream and (data := await stream.read(65_536)):
             if name == "err":
                 self._log_bytes += len(data)
             setattr(self, name, getattr(self, name)[-MAX_KEPT:] + data.decode(errors="backslashreplace"))

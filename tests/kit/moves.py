@@ -138,25 +138,31 @@ def defer_all(queue: QueueEntity, sessions: Sequence[str] = ("S0", "S1", "S2")) 
 
 
 def by_session(found: list[Sections], *, dead: bool = False) -> dict[str | None, list[tuple[object, ...]]]:
-    """Return all bytes that a move keeps, in order within a session.
+    """Return all bytes that a move keeps, in order within a session."""
+    sessions = defaultdict(list)
+    for each in found:
+        sessions[each.read_properties().group_id].append(kept_parts(each, dead=dead))
+    return dict(sessions)
+
+
+def kept_parts(message: Sections, *, dead: bool = False) -> tuple[object, ...]:
+    """Return all that a move keeps of a message.
 
     Where the service has written the head of a map, as in the application properties of `dead` letters, only its pairs
     are compared.
     """
-    sessions = defaultdict(list)
-    for each in found:
-        header, properties = each.read_header(), each.read_properties()
-        own = each.application_properties
-        kept = (
-            _pairs(each.delivery_annotations),
-            _pairs(each.message_annotations),
-            each.properties,
-            _pairs(own) if dead else own,
-            each.body,
-            each.footer,
-        )
-        sessions[properties.group_id].append((*kept, header.ttl, header.priority, header.durable))
-    return dict(sessions)
+    header, own = message.read_header(), message.application_properties
+    return (
+        _pairs(message.delivery_annotations),
+        _pairs(message.message_annotations),
+        message.properties,
+        _pairs(own) if dead else own,
+        message.body,
+        message.footer,
+        header.ttl,
+        header.priority,
+        header.durable,
+    )
 
 
 SERVICE_ANNOTATIONS = (
