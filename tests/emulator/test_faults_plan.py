@@ -127,8 +127,10 @@ def test_a_throttle_refuses_count_operations(faults, namespace, queue) -> None:
 def test_expire_locks_expires_all_locks(faults, queue, put) -> None:
     put(3)
     first, _ = queue.messages.receive(2)
+    queue.add_transfer_dead_letter(first, "Refused", "text")
+    queue.transfer_dead_letters.receive(1)
     faults.expire_locks("contoso", "orders")
-    assert queue.messages.locked_count == 0
+    assert queue.messages.locked_count == queue.transfer_dead_letters.locked_count == 0
     assert [message.delivery_count for message in queue.messages.receive(3)] == [1, 1, 0]
     assert first.delivery_count == 1
 

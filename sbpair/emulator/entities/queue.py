@@ -284,6 +284,11 @@ class QueueEntity:
             part.resume()
         self._resume_forwarding()
 
+    def expire_locks(self) -> None:
+        """Expire the locks of all messages now, also of those that could not be forwarded."""
+        for part in self._sub_queues:
+            part.expire_locks()
+
     def _resume_forwarding(self) -> None:
         for forwarder in [*self._forwarders, *(forwarder for _, forwarder in self._transfers.values())]:
             forwarder.wake()

@@ -110,8 +110,7 @@ def detach(namespace: Namespace, fault: Fault) -> None:
 def expire_locks(namespace: Namespace, fault: Fault) -> None:
     """Expire the locks of all messages."""
     for entity in [namespace.resolve(fault.path).entity] if fault.path else namespace.all_entities():
-        entity.messages.expire_locks()
-        entity.dead_letters.expire_locks()
+        entity.expire_locks()
 
 
 def expire_tokens(namespace: Namespace, _: Fault) -> None:
