@@ -30,7 +30,7 @@ from tests.benchmarks.processes import resident_mb
 from tests.benchmarks.stranded import DESTINATIONS, PRIMARY, QUEUES, Stranded, destination
 from tests.faults.emulated_pair import SIDES, EmulatedPair
 from tests.faults.figures import Figures, Table
-from tests.faults.states import KINDS, ROUNDS, StateRound
+from tests.faults.states import ROUNDS, StateRound
 from tests.kit.processes import offspring
 
 CHOSEN: Final = "path IN ('destination-0', 'destination-3', 'destination-5')"
@@ -177,7 +177,7 @@ def main() -> int:
     rounds = math.ceil(options.messages / options.round)
     if options.kind == "states":
         rounds = len(ROUNDS)
-        options.round, options.kills = math.ceil(options.messages / rounds), math.ceil(options.kills / len(KINDS))
+        options.round = math.ceil(options.messages / rounds)
     campaign = Campaign(options)
     try:
         asyncio.run(campaign.play(rounds))

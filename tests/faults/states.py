@@ -8,6 +8,7 @@ compared, nor is an id that the service made.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import re
 import signal
@@ -167,13 +168,11 @@ class Entity:
         options: list[dict[str, Any]] = [{"session_id": f"S{group}"} for group in range(GROUPS)]
         if state in SUB_QUEUES or "session" not in self.kind:
             options = [{"sub_queue": SUB_QUEUES.get(state)}]
+        of_queue, of_subscription = self._client.get_queue_receiver, self._client.get_subscription_receiver
         for each in options:
-            if self._subscription:
-                with self._client.get_subscription_receiver(self._name, self._subscription, **each) as receiver:
-                    yield receiver
-            else:
-                with self._client.get_queue_receiver(self._name, **each) as receiver:
-                    yield receiver
+            names = (self._name, self._subscription) if self._subscription else (self._name,)
+            with (of_subscription if self._subscription else of_queue)(*names, **each) as receiver:
+                yield receiver
 
     def settle(self, state: str, numbers: Sequence[int]) -> None:
         """Defer or dead-letter all active messages, which are these."""
@@ -182,7 +181,7 @@ class Entity:
         for group, receiver in enumerate(self.receivers("active")):
             left = by_group[group] if "session" in self.kind else len(numbers)
             while left:
-                for each in receiver.receive_messages(min(left, 200), max_wait_time=30):
+                for each in receiver.receive_messages(min(left, BATCH), max_wait_time=30):
                     getattr(receiver, SETTLED[state])(each, **options)
                     left -= 1
 
@@ -220,11 +219,15 @@ class StateRound:
         self._was_killed = False
 
     async def play(self, random: Random, kills: int) -> str:
-        """Create entities and messages, kill the command so many times, let it end, and judge what is there."""
+        """Create entities and messages, kill the command, let it end, and judge what is there.
+
+        All rounds of one command have so many kills together, or a few more.
+        """
+        self._figures.messages = len(self._numbers)
         await self._create()
         await asyncio.to_thread(self._fill)
         self._names = dict(await asyncio.to_thread(self._taken.peek, self._state))
-        counts = await self._repeat(random, kills)
+        counts = await self._repeat(random, math.ceil(kills / [name for name, *_ in ROUNDS].count(self._name)))
         if self._keep.exists():
             await self._pair.run(*self._words(SEND), str(self._keep))
             self._keep.unlink()
@@ -252,10 +255,12 @@ class StateRound:
 
     async def _create(self) -> None:
         terms = {"requires_session": "session" in self._kind, "enable_partitioning": "partitioned" in self._kind}
-        forwards = {FORWARDED[self._state]: self._collector.path} if self._state in FORWARDED else {}
-        entities = [Queue(self._collector.path), Queue(self._base, **terms, **forwards)]
+        more = {FORWARDED[self._state]: self._collector.path} if self._state in FORWARDED else {}
+        # A busy machine needs more than a minute to settle what it has received.
+        more["lock_duration"] = "PT5M"
+        entities = [Queue(self._collector.path), Queue(self._base, **terms, **more)]
         if self._kind == "subscription":
-            entities[1:] = [Topic(self._base), Subscription(self._base, "s", **forwards)]
+            entities[1:] = [Topic(self._base), Subscription(self._base, "s", **more)]
         async with open_atom(self._pair.endpoint(PRIMARY)) as control:
             for each in entities:
                 await control.create(each)
