@@ -243,7 +243,7 @@ class StateRound:
         return COMMANDS[self._name][1]
 
     def _words(self, line: str) -> list[str]:
-        # What a killed redrive has sent is newer than what it goes on with.
+        # The messages that a killed redrive has sent are newer than those that are left.
         more = {"subscription": " --all-subscriptions", "session queue": " --order none" * self._was_killed}
         paths = {"source": self._source.path, "to": self._to.path, "collector": self._collector.path}
         line += more.get(self._kind, "") * line.startswith("redrive")
@@ -313,7 +313,7 @@ class StateRound:
         return await self._pair.run(*self._words(self._line), **more)
 
     async def _copy(self, random: Random, count: int, *, kill: bool) -> int:
-        """Peek into a pipe from which another command sends what is not there yet. Kill one of the two."""
+        """Peek into a pipe from which another command sends the messages that are missing. Kill one of the two."""
         reading, writing = os.pipe()
         peek = await self._pair.launch(*self._words(self._line), files={"stdout": writing})
         sending = (*self._words(SEND), "--skip", str(count), "--rate", self._rate)
