@@ -59,6 +59,5 @@ async def test_a_campaign_of_states_compares_each_message(tmp_path: Path, monkey
 @pytest.mark.slow
 @pytest.mark.timeout_seconds(600)
 async def test_killed_commands_keep_messages_of_each_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ("active", "scheduled", "deferred", "receive", "copy")
-    found = await play_states(tmp_path, monkeypatch, *names, round=100, kills=1)
+    found = await play_states(tmp_path, monkeypatch, "scheduled", "receive", "copy", round=40, kills=1)
     assert not found.findings
