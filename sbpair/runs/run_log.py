@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import random
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -36,6 +37,8 @@ RESERVE_BYTES = 256 * 1024
 ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 """Excludes letters that look like digits or other letters."""
 
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
 
 def new_id(started_ms: int, chance: Callable[[], float] = random.random) -> str:
     """Return an id such as `260730-182237-7k2m`: the second in UTC, so that ids sort by start, and four random
@@ -43,6 +46,16 @@ def new_id(started_ms: int, chance: Callable[[], float] = random.random) -> str:
     """
     suffix = "".join(ALPHABET[int(chance() * len(ALPHABET))] for _ in range(4))
     return f"{time.strftime('%y%m%d-%H%M%S', time.gmtime(started_ms / 1000))}-{suffix}"
+
+
+def check_run_name(name: str, option: str = "--run") -> str:
+    """Return the name that a run was given, which is its id. Raises UsageError."""
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"{option}: {name!r} is not the name of a run",
+            hint="use up to 64 letters, digits, '.', '-' and '_', with a letter or a digit first",
+        )
+    return name
 
 
 # A resumed replay goes on with its row.
@@ -173,8 +186,9 @@ def check_returned(state: RunDatabase, primary: str) -> None:
 
 
 def match_id(ids: Iterable[str], start: str) -> str | None:
-    """Return the id that begins with `start`, or None. Raises UsageError if there is more than one."""
-    found = [each for each in ids if start and each.startswith(start.lower())]
+    """Return the id that is or begins with `start`, in any case, or None. Raises UsageError if more than one begins."""
+    found = [each for each in ids if start and each.lower().startswith(start.lower())]
+    found = [start] if start in found else found
     if len(found) > 1:
         raise UsageError(
             f"{len(found)} runs begin with {start!r}", hint=f"give more of the id: {' or '.join(found[:3])}"

@@ -44,7 +44,7 @@ from sbpair.replay.digests import for_each_file
 from sbpair.replay.ledger import KEY, Key, held_by_attempts, keyed_rows
 from sbpair.replay.run_description import NamespaceAccess, open_destination
 from sbpair.replay.task_lease import wait_unchanged
-from sbpair.runs.run_log import new_id
+from sbpair.runs.run_log import check_run_name, new_id
 from sbpair.spark.row_messages import MessageColumns, check_destination, check_schema
 
 WRITE_OPTIONS = ("destination", "pair", "side", "namespace", "config", "ledger", "run", "refused", "check", "discard")
@@ -52,7 +52,6 @@ OF_SPARK = ("checkpointlocation", "queryname")
 """Options of a stream that Spark passes on."""
 
 _OF_COMMANDS = re.compile(r"--(pair|config)\b")
-_RUN = re.compile(r"[A-Za-z0-9][\w.-]{0,63}", re.ASCII)
 RUN_SCHEMA, EVENT_SCHEMA = "sbpair/spark-run/1", "sbpair/spark-event/1"
 WRITE_FILE, OWNER_FILE, CLAIMS = "write.json", "owner.json", "claims"
 BATCH_SCOPE = "batch"
@@ -111,10 +110,8 @@ class WriteOptions:
             given, "check", checks, "leave it out; sbpair.spark.write checks all rows before the first message"
         )
         run, destination = given.get("run"), given.get("destination")
-        if run is not None and not _RUN.fullmatch(run):
-            raise UsageError(
-                f"option run: {run!r} is not the name of a run", hint="use up to 64 letters, digits, '.', '-' and '_'"
-            )
+        if run is not None:
+            check_run_name(run, "option run")
         if destination is not None:
             check_destination("option destination", destination)
         return cls(

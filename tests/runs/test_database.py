@@ -19,7 +19,7 @@ from sbpair.move.receipt import Tally
 from sbpair.runs.database import FORMAT, RunDatabase, state_if_any
 from sbpair.runs.file_lease import Lease, lease_directory, lease_name
 from sbpair.runs.journal import Doubt, Journal
-from sbpair.runs.run_log import MAX_KEPT, RunEntry, all_runs, find_run, new_id
+from sbpair.runs.run_log import MAX_KEPT, RunEntry, all_runs, check_run_name, find_run, new_id
 from sbpair.syphon.run_request import syphon_request
 from sbpair.syphon.run_store import LiveRun, RunStore
 from tests.runs.states import KEY, PAIR, accepted, endpoint, sending
@@ -318,12 +318,13 @@ def test_the_latest_runs_are_kept_with_their_doubts(state: RunDatabase) -> None:
 
 def test_a_unique_prefix_of_an_id_finds_the_run(tmp_path: Path) -> None:
     with RunDatabase(tmp_path, PAIR.ends) as state:
-        for name in ("260921-141320-aaaa", "260921-141320-aabb", "260922-000000-aaaa"):
+        for name in ("260921-141320-aaaa", "260921-141320-aabb", "260922-000000-aaaa", "nightly-1T", "nightly-1T0"):
             run = RunEntry(state, "syphon", run_id=name)
             run.finish({}, 0)
             run.close()
         assert find_run(state, "260922").id == "260922-000000-aaaa"
         assert find_run(state, "260921-141320-AAB").id == "260921-141320-aabb"
+        assert [find_run(state, each).id for each in ("nightly-1T", "nightly-1t0")] == ["nightly-1T", "nightly-1T0"]
         with pytest.raises(UsageError, match="2 runs begin with '260921'"):
             find_run(state, "260921")
         for nothing in ("", "141320", "%", "_", "260921-141320-aaaaa"):
@@ -331,6 +332,13 @@ def test_a_unique_prefix_of_an_id_finds_the_run(tmp_path: Path) -> None:
                 find_run(state, nothing)
     with pytest.raises(UsageError, match="does not exist"):
         find_run(None, "260922")
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", ".a", "-a", "_a", "a/b", "a b", "a:b", "é", "a\n", "x" * 65])
+def test_a_run_is_named_so_that_its_directory_can_be(name: str) -> None:
+    assert check_run_name("x" * 64) == "x" * 64
+    with pytest.raises(UsageError, match="is not the name of a run"):
+        check_run_name(name)
 
 
 # All of it together
