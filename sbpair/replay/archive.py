@@ -172,7 +172,11 @@ class Archive:
 
     def is_run(self) -> bool:
         """Return whether a run is or was there: one that has lost its description still has messages."""
-        return self.exists(RUN_FILE) or any(self.sizes(each) for each in (SEGMENTS, LEDGER, DIGESTS))
+        return self.exists(RUN_FILE) or self.has_messages()
+
+    def has_messages(self) -> bool:
+        """Return whether messages were received into it, or sent."""
+        return any(self.sizes(each) for each in (SEGMENTS, LEDGER, DIGESTS))
 
     def remove(self, path: str) -> None:
         """Remove a file if it exists."""
@@ -198,6 +202,12 @@ class Archive:
         with self._reporting():
             if not self.sizes(under) and self._fs.get_file_info(place).type == fs.FileType.Directory:
                 self._fs.delete_dir(place)
+
+    def delete_unused(self) -> None:
+        """Remove the files of a run without messages. What another driver stores meanwhile stays."""
+        found = self.sizes("")
+        if not self.has_messages():
+            self.delete("", found)
 
     def files(self, under: str) -> list[str]:
         """Return the paths of whole files with rows below a directory, sorted."""

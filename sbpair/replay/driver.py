@@ -31,7 +31,6 @@ from sbpair.replay.archive import (
     DELIVERY_FILE,
     DRAINED_FILE,
     RECEIPT_FILE,
-    REMOVED_FILE,
     SEGMENTS,
     STOP_FILE,
     Archive,
@@ -48,7 +47,6 @@ from sbpair.replay.destination_checks import (
 from sbpair.replay.digests import (
     Drained,
     adopt_segments,
-    messages_removed,
     read_drained,
     without_digests,
     write_report,
@@ -99,8 +97,8 @@ from sbpair.replay.spark import (
 )
 from sbpair.replay.spark_settings import PLATFORM
 from sbpair.replay.task_lease import HeldLease, hold_leases
-from sbpair.replay.unfinished import find_unfinished
-from sbpair.replay.verify import check_segments, verify
+from sbpair.replay.unfinished import find_named, find_unfinished, read_end
+from sbpair.replay.verify import check_segments, invalidate_receipt, verify
 from sbpair.runs.control import RunControl
 from sbpair.runs.database import RunDatabase, identity, namespace_id, state_if_any
 from sbpair.runs.journal import accepted_keys
@@ -119,25 +117,18 @@ MAX_LOCKED = 10_000  # locked messages of a queue counted before a wait: a long 
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """The result of a start or resume. `stopped` is whether a stop was requested before the end.
-
-    `released` is how many messages its tasks gave back to the backlog, `excluded` how many of the unsent ones the
-    selection left out. `notes` are about destinations, and unfinished runs beside this one.
-    """
+    """The result of a start or resume. `later` are queues with messages again, of a run that had ended before."""
 
     run: ReplayRun
     proof: Proof
-    seconds: float
-    stopped: bool
-    released: int = 0
-    excluded: int = 0
-    notes: tuple[str, ...] = ()
+    end: ReplayEnd
+    later: tuple[str, ...] = ()
 
     @property
     def exit_code(self) -> int:
         """The exit code of the proof, or of an interruption if it was stopped and nothing is wrong."""
         code = self.proof.exit_code
-        return ExitCode.INTERRUPTED if self.stopped and code in MOVED else code
+        return ExitCode.INTERRUPTED if self.end.stopped and code in MOVED else code
 
     def document(self) -> dict[str, Any]:
         """Return the receipt as its JSON contract."""
@@ -146,22 +137,28 @@ class ReplayResult:
 
     @property
     def receipt(self) -> ReplayReceipt:
-        end = ReplayEnd(self.seconds, self.stopped, self.notes, self.released, self.excluded)
-        return replay_receipt(self.run.id, self.run.options.mode, self.proof, end)
+        return replay_receipt(self.run.id, self.run.options.mode, self.proof, self.end)
 
 
 def start_run(
-    request: ReplayRequest, options: ReplayOptions, queues: list[str], on_event: OnEvent, *, beside: bool = False
+    request: ReplayRequest,
+    options: ReplayOptions,
+    queues: list[str],
+    on_event: OnEvent,
+    *,
+    name: str | None = None,
+    beside: bool = False,
 ) -> ReplayResult:
     """Start a run. Usage and safety errors are raised before anything is received.
 
-    Raises Unsafe if the archive has an unfinished run of the pair; `beside` starts another one, and names those.
+    Raises Unsafe if the archive has an unfinished run of the pair; `beside` starts another one, and names those. A run
+    with that `name` goes on, or has its receipt returned if it has ended. Raises Unsafe if it has other options.
     """
     request.check()
     options = replace(options, delivery=replace(options.delivery, namespace=request.namespace))
     options.check(queues)
     started_ms, is_service_time = start_time(request.pair.secondary)
-    run_id = new_id(started_ms)
+    run_id = name or new_id(started_ms)
     archive = Archive(request.archive, run_id)
     count = len(queues) if options.mode is ReplayMode.DIRECT else request.parallelism * SHARDS_PER_TASK
     digests = options.mode is ReplayMode.ARCHIVE
@@ -170,6 +167,9 @@ def start_run(
     held: HeldLease | None = None
     try:
         with _leases(request, archive) as held:
+            if name is not None and (named := find_named(archive, run, request.pair)) is not None:
+                held.used = True
+                return _continue(request, archive, named, held, on_event)
             unfinished = find_unfinished(request, beside=beside)
             archive.create()
             archive.check_writable()
@@ -181,8 +181,20 @@ def start_run(
     except SbpairError:
         if held is not None and not held.used:  # no heartbeat is written any more
             with suppress(SbpairError):
-                archive.delete("")
+                archive.delete_unused()
         raise
+
+
+def _continue(
+    request: ReplayRequest, archive: Archive, run: ReplayRun, held: HeldLease, on_event: OnEvent
+) -> ReplayResult:
+    """Go on with a run under its leases, or return what it had come to if it has ended."""
+    driver = Driver(request, archive, run, held, on_event)
+    if (ended := read_end(archive)) is not None:
+        return driver.repeat(*ended)
+    archive.check_writable()
+    archive.remove(STOP_FILE)
+    return driver.record("replay resume")
 
 
 def start_time(backlog: Endpoint) -> tuple[int, bool]:
@@ -285,7 +297,7 @@ class Driver:
                 entry.finish(None, ExitCode.INTERRUPTED, stopped=True)
                 raise
             receipt = {"archive": self._archive.place, **result.document()}
-            entry.finish(receipt, result.exit_code, stopped=result.stopped)
+            entry.finish(receipt, result.exit_code, stopped=result.end.stopped)
             return result
 
     @contextmanager
@@ -293,6 +305,12 @@ class Driver:
         """Open the requests to the run, in the thread that reads them."""
         with RunDatabase(self._request.state, self._request.pair.ends) as state:
             yield RunControl(state, self._run.id)
+
+    def repeat(self, proof: Proof, end: ReplayEnd) -> ReplayResult:
+        """Return the result of a run that has ended, and the queues that have messages again."""
+        self._on_event(ReplayPhase("verify", f"run {self._run.id} has finished before: nothing is moved", self._run.id))
+        later = _locked(asyncio.run(count_remaining(self._job, newer=True, max_locked=1)))
+        return ReplayResult(self._run, proof, end, tuple(later))
 
     def act(self) -> ReplayResult:
         """Do the phases that remain, and prove the run."""
@@ -357,9 +375,9 @@ class Driver:
 
     def _prove(self, released: int = 0) -> ReplayResult:
         archive, proof = self._archive, verify(self._archive, self._run, save=True)
-        seconds = time.monotonic() - self._began
-        ended = (archive.stop_requested(), released, min(self._excluded, proof.unsent))
-        result = ReplayResult(self._run, proof, seconds, *ended, tuple(self._notes))
+        seconds, excluded = time.monotonic() - self._began, min(self._excluded, proof.unsent)
+        end = ReplayEnd(seconds, archive.stop_requested(), tuple(self._notes), released, excluded)
+        result = ReplayResult(self._run, proof, end)
         write_report(archive, self._run, RECEIPT_FILE, result.document())
         return result
 
@@ -559,18 +577,6 @@ class Driver:
             found = self._collect(PhaseWatcher(self._archive, "send"), plan.send_rows(), count)
             for text in check_discards(self._job, found):
                 self.note("plan", text)
-
-
-def invalidate_receipt(archive: Archive) -> None:
-    """Remove the previous receipt, so that `gc` refuses the run until it is verified again."""
-    try:
-        receipt = archive.read(RECEIPT_FILE)
-    except FileNotFoundError:
-        return
-    archive.remove(RECEIPT_FILE)
-    if archive.exists(REMOVED_FILE):  # gc is removing its messages now
-        archive.write(RECEIPT_FILE, receipt)
-        raise messages_removed(archive)
 
 
 def save_journal(request: ReplayRequest, archive: Archive) -> None:

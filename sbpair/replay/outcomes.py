@@ -7,9 +7,9 @@ it follows the order of peeking in a preview, and the order of time in a run.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
-from typing import Annotated, NamedTuple
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, NamedTuple
 
 from sbpair.backlog import check_path
 from sbpair.errors import ExitCode
@@ -124,6 +124,19 @@ def replay_receipt(run: str, mode: str, proof: Proof, end: ReplayEnd | None = No
         queue: {names.get(name, name): count for name, count in each.items()} for queue, each in proof.queues.items()
     }
     return ReplayReceipt(run, mode, proof, queues, None, None, DirectCounts(proof.archived, proof.unsent), end)
+
+
+def read_receipt(receipt: Mapping[str, Any]) -> tuple[Proof, ReplayEnd]:
+    """Return the proof and the end of which `replay_receipt` made the JSON. Raises KeyError, TypeError for another."""
+    names = {"received": "archived", "in_doubt": "unsent"} if receipt["mode"] == "direct" else {}
+    known = {names.get(name, name): value for name, value in receipt.items() if value is not None}
+    known["queues"] = {
+        queue: {names.get(name, name): count for name, count in each.items()} for queue, each in known["queues"].items()
+    }
+    known["doubtful"] = [PossibleDuplicate(**each) for each in known["doubtful"]]
+    known["notes"] = tuple(known["notes"])
+    proof = Proof(**{each.name: known[each.name] for each in fields(Proof) if each.name in known})
+    return proof, ReplayEnd(**{name: known[name] for name in ReplayEnd._fields})
 
 
 @dataclass(frozen=True, slots=True)

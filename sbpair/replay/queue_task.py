@@ -316,15 +316,16 @@ class Remaining(NamedTuple):
 
 
 async def count_remaining(
-    job: TaskJob, *, clock_ahead_ms: int | None = None, max_locked: int | None = None
+    job: TaskJob, *, clock_ahead_ms: int | None = None, max_locked: int | None = None, newer: bool = False
 ) -> dict[str, Remaining]:
     """Count by queue, with a peek, the messages that tasks left of the run: locked or deferred. Raises Unavailable.
 
-    `clock_ahead_ms` is as the tasks found; None if they received nothing: then no message counts as newer.
-    With `max_locked`, a queue's count ends soon after so many locked messages, which is quicker for a long queue.
+    `clock_ahead_ms` is as the tasks found; None if they received nothing: then no message counts as newer. With
+    `max_locked`, a queue's count ends soon after so many locked messages, which is quicker for a long queue. With
+    `newer`, messages that came later are counted, too.
     """
 
-    new = new_messages(job.run, clock_ahead_ms)
+    new = NewMessages() if newer else new_messages(job.run, clock_ahead_ms)
 
     async def peek() -> dict[str, Remaining]:
         found: dict[str, Remaining] = {}

@@ -1,4 +1,4 @@
-"""The unfinished runs of a pair in an archive, beside which no run starts unless that is wanted.
+"""Earlier runs of a pair in an archive: unfinished ones, beside which none starts unless wanted, and one by its name.
 
 Invariant: of a finished run one small file is read, whatever its archive holds; those of many runs are read at once.
 """
@@ -13,12 +13,16 @@ from typing import Any, NamedTuple
 
 from sbpair.errors import StateRefused, Unsafe
 from sbpair.model.pair import Pair
-from sbpair.replay.archive import RUN_FILE, Archive, directory_names
-from sbpair.replay.run_description import ReplayRequest, load_run
+from sbpair.replay.archive import RECEIPT_FILE, REMOVED_FILE, RUN_FILE, Archive, directory_names
+from sbpair.replay.outcomes import Proof, ReplayEnd, read_receipt
+from sbpair.replay.run_description import ReplayRequest, ReplayRun, load_run
 from sbpair.runs.database import identity
 from sbpair.runs.run_log import is_running
-from sbpair.runs.run_record import left_unsent
+from sbpair.runs.run_record import is_finished, left_unsent
 from sbpair.runs.waiting import read_object, unfinished_receipt
+
+OPTIONS = {"ordered": "--order", "selection": "--destination or --where", "delivery": "--to or --map"}
+"""Options with another name than that of their field."""
 
 READERS = 32  # an object store answers so many requests as fast as one
 
@@ -86,3 +90,38 @@ def find_unfinished(request: ReplayRequest, *, beside: bool) -> list[str]:
         found[0].describe(request.archive) + others,
         hint=f"continue with sbpair replay resume {found[0].id}; or pass --new to start another run beside it",
     )
+
+
+def find_named(archive: Archive, wanted: ReplayRun, pair: Pair) -> ReplayRun | None:
+    """Return the run that has the name of a new one; None if it has not received anything, and may begin again.
+
+    Raises Unsafe if it began with other options or queues, StateRefused for another pair's run or a broken one.
+    """
+    if not archive.is_run():
+        return None
+    run = load_run(archive, pair)
+    before, now = run.document()["options"], wanted.document()["options"]
+    names = {name for name in before.keys() | now.keys() if before.get(name) != now.get(name)} - {"sessions"}
+    differ = sorted(OPTIONS.get(name, f"--{name.replace('_', '-')}") for name in names)
+    if {*map(str.lower, run.queues)} != {*map(str.lower, wanted.queues)}:
+        differ.append("--queue, --count or --dead-letters")
+    if not differ:
+        return run
+    if not (archive.has_messages() or archive.exists(RECEIPT_FILE)):
+        return None
+    raise Unsafe(
+        f"run {run.id} began with other options: {', '.join(differ)}",
+        hint=f"use those, or another --run; or continue it with sbpair replay resume {run.id}",
+    )
+
+
+def read_end(archive: Archive) -> tuple[Proof, ReplayEnd] | None:
+    """Return the receipt of a run that has nothing to go on with; None for any other. Raises StateRefused."""
+    receipt = archive.find_json(RECEIPT_FILE)
+    try:
+        left = receipt and (receipt.get("stopped") or receipt["remaining_in_queues"])
+        if archive.exists(REMOVED_FILE) or (is_finished(receipt) and not left):
+            return read_receipt(receipt or {})
+    except (KeyError, TypeError, AttributeError) as error:
+        raise archive.broken(RECEIPT_FILE, "it does not have the counts of a run") from error
+    return None

@@ -352,6 +352,18 @@ def _check_acknowledged(archive: Archive, proof: Proof, again: int) -> None:
         )
 
 
+def invalidate_receipt(archive: Archive) -> None:
+    """Remove the previous receipt, so that `gc` refuses the run until it is verified again."""
+    try:
+        receipt = archive.read(RECEIPT_FILE)
+    except FileNotFoundError:
+        return
+    archive.remove(RECEIPT_FILE)
+    if archive.exists(REMOVED_FILE):  # gc is removing its messages now
+        archive.write(RECEIPT_FILE, receipt)
+        raise messages_removed(archive)
+
+
 @dataclass(frozen=True, slots=True)
 class GarbageCollection:
     """The files to remove: paths by directory, and bytes. `kept` counts the messages that were not sent and stay."""

@@ -12,9 +12,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from sbpair.replay import driver, progress
 from sbpair.replay.delivery import ReplayDelivery
 from sbpair.replay.run_description import ReplayMode, ReplayOptions, ReplayRequest
+from tests.replay.tasks import run_tasks_here
 from tests.replay.world import pair_of
 
 BEGAN = time.monotonic()
@@ -24,13 +27,15 @@ POLL_SECONDS = 0.02  # how often the files are counted
 def main(given: dict[str, Any]) -> None:
     directory, pair = Path(given["directory"]), pair_of(os.environ)
     to = pair.secondary if given.get("to") else None
+    if given.get("local"):
+        run_tasks_here(pytest.MonkeyPatch())
     request = ReplayRequest(pair, str(directory / "archive"), directory / "state", to=to, **given.get("request", {}))
     if "resume" in given:
         wanted = {"delivery": ReplayDelivery(**given["delivery"])} if "delivery" in given else {}
         result = driver.resume_run(request, given["resume"], tell, **wanted)
     else:
         options = {**given["options"], "mode": ReplayMode(given["options"].get("mode", "archive"))}
-        result = driver.start_run(request, ReplayOptions(**options), given["queues"], tell)
+        result = driver.start_run(request, ReplayOptions(**options), given["queues"], tell, name=given.get("name"))
     print("receipt", json.dumps(result.document()), flush=True)  # noqa: T201
 
 

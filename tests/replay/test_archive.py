@@ -21,7 +21,6 @@ from pyarrow.fs import FileInfo, FileType
 from sbpair import errors
 from sbpair.cli.render.receipt import proof_lines
 from sbpair.model.document import encoded
-from sbpair.replay import driver
 from sbpair.replay import run_description as runs
 from sbpair.replay.archive import (
     ACCEPTED_BEFORE_LINES,
@@ -45,7 +44,7 @@ from sbpair.replay.ledger import Entry, Key, Ledger
 from sbpair.replay.outcomes import Proof, replay_receipt
 from sbpair.replay.queue_task import load_accepted
 from sbpair.replay.run_description import EVERYTHING, ReplayMode, ReplayOptions, ReplayRun, ReplaySelection
-from sbpair.replay.verify import LIMITS, GarbageCollection, Limits, plan_gc, remove_messages, verify
+from sbpair.replay.verify import LIMITS, GarbageCollection, Limits, invalidate_receipt, plan_gc, remove_messages, verify
 from tests.replay.segments import QUEUE, key, write_segment
 
 RUN = ReplayRun(
@@ -158,7 +157,7 @@ def test_gc_removes_nothing_of_a_resumed_run(archive: Archive) -> None:
     put(archive, "one", key(1))
     end(archive, LEDGER, key(1))
     planned = plan_gc_of_ended(archive)
-    driver.invalidate_receipt(archive)
+    invalidate_receipt(archive)
     with pytest.raises(errors.Unsafe, match="was resumed"):
         remove_messages(archive, planned)
     assert len(archive.files(SEGMENTS)) == len(archive.files(LEDGER)) == 1
@@ -170,7 +169,7 @@ def test_a_run_is_not_resumed_while_gc_removes_it(archive: Archive) -> None:
     archive.write_json(RECEIPT_FILE, {"balanced": True})
     archive.write_json(REMOVED_FILE, {})
     with pytest.raises(errors.StateRefused, match="were removed"):
-        driver.invalidate_receipt(archive)
+        invalidate_receipt(archive)
     assert archive.read_json(RECEIPT_FILE) == {"balanced": True}
 
 

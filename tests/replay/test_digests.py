@@ -16,7 +16,7 @@ from sbpair.replay.digests import adopt_segments, check_files, read_digests, wri
 from sbpair.replay.ledger import Entry, Key, Ledger
 from sbpair.replay.progress import run_status
 from sbpair.replay.run_description import load_run, save_run
-from sbpair.replay.verify import Limits, plan_gc, verify
+from sbpair.replay.verify import Limits, invalidate_receipt, plan_gc, verify
 from tests.replay.object_store import Store
 from tests.replay.segments import QUEUE, key, write_segment
 from tests.replay.tasks import QUICK, drain, job_of
@@ -86,7 +86,7 @@ def test_a_segment_without_a_digest_is_adopted_and_named(
 
     result = driver.resume_run(request, archive.run, lambda _event: None)
 
-    assert [note.split()[1].removesuffix(":") for note in result.notes] == stored
+    assert [note.split()[1].removesuffix(":") for note in result.end.notes] == stored
     counts = result.proof.acknowledged, result.proof.copies, result.proof.unexplained_copies, result.exit_code
     assert counts == (80, 20 * len(stored), 0, 0)
     place.check_arrived()
@@ -178,7 +178,7 @@ def merge_interrupted(directory: Path, monkeypatch: pytest.MonkeyPatch, calls: i
     working = iter(range(calls))
 
     def write_both() -> None:
-        driver.invalidate_receipt(archive)
+        invalidate_receipt(archive)
         report(archive)
         report(archive, RECEIPT_FILE)
 

@@ -113,7 +113,7 @@ def test_a_resume_sends_what_is_unsent_and_what_only_the_primary_has(
     result = resume(lost.request(directory), archive.run, nothing, ReplaySelection(), delivery=RENAMED)
 
     half = count // 2
-    assert result.notes == (
+    assert result.end.notes == (
         f"{half} messages were accepted by the lost primary {NAMESPACE}; --include-acknowledged sends them, too",
         UNUSED,
     )
@@ -153,7 +153,7 @@ def test_a_run_begins_with_the_secondary_and_a_resume_needs_to_know_it(
     place.strand_many(20)
     options = replace(QUICK, mode=mode, delivery=RENAMED)
     result = driver.start_run(lost.request(tmp_path), options, place.queues, nothing)
-    assert (result.proof.acknowledged, result.proof.balanced, result.notes) == (20, True, (UNUSED,))
+    assert (result.proof.acknowledged, result.proof.balanced, result.end.notes) == (20, True, (UNUSED,))
     assert (len(lost.ids("orders-v2")), len(lost.ids("invoices")), place.left()) == (10, 10, 0)
     archive = archive_of(tmp_path)
     assert load_run(archive).delivery == replace(RENAMED, namespace=OTHER)
@@ -235,7 +235,7 @@ def test_destinations_that_lead_back_to_the_backlog_are_refused_or_said(
     result = driver.resume_run(lost.request(tmp_path), archive.run, nothing, delivery=wanted)
     assert sorted(lost.ids("orders-v2")) == ["m0", "m2"]
     way = f"messages for invoices would come back to the backlog: invoices -> invoices/subscriptions/audit -> {back}"
-    assert way in result.notes
+    assert way in result.end.notes
     assert result.proof.balanced
 
 

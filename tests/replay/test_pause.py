@@ -135,7 +135,7 @@ def test_a_paused_replay_holds_nothing_and_goes_on(
     assert heard.paused == [(phase, RunOutcome.PAUSED, [], {0}) for phase in names]
     assert heard.states == [RunPausing, RunPaused, RunResumed] * len(names)
     proof = result.proof
-    assert (result.exit_code, result.stopped, proof.acknowledged, proof.copies) == (0, False, MESSAGES, 0)
+    assert (result.exit_code, result.end.stopped, proof.acknowledged, proof.copies) == (0, False, MESSAGES, 0)
     place.check_arrived()
 
 
@@ -188,11 +188,11 @@ def test_a_stopped_replay_finishes_its_messages_and_can_be_resumed(
         first = driver.start_run(request, options, place.queues, tell)
     stopping[0].join()
     proof = first.proof
-    assert (first.stopped, first.exit_code, place.locked(), proof.doubtful) == (True, 130, [], [])
+    assert (first.end.stopped, first.exit_code, place.locked(), proof.doubtful) == (True, 130, [], [])
     assert ("send" in told, "stop" in told) == (phase == "send", stop is interrupted)
     assert place.left() == MESSAGES - proof.archived
-    assert stop is paused_and_cancelled or bool(first.released) == bool(place.left())
-    assert first.released <= place.left()
+    assert stop is paused_and_cancelled or bool(first.end.released) == bool(place.left())
+    assert first.end.released <= place.left()
     assert len(place.ids()) == proof.acknowledged
     assert 0 < proof.acknowledged < MESSAGES if phase in ("send", "move") else not proof.acknowledged
     result = driver.resume_run(request, first.run.id, lambda _event: None, rate=None)

@@ -199,8 +199,8 @@ def test_a_resume_does_with_missing_destinations_as_it_is_told(
     assert f"run sbpair replay resume {run_id} --skip-missing; to quarantine" in refused.value.hint
     result = driver.resume_run(place.request(tmp_path), run_id, lambda _event: None, **options)
     proof, left = result.proof, 32 - sent - quarantined
-    assert (proof.acknowledged, proof.quarantined, proof.unsent, result.excluded) == (sent, quarantined, left, left)
-    assert (result.exit_code, [*result.notes]) == (3 if sent < 32 else 0, [note] if note else [])
+    assert (proof.acknowledged, proof.quarantined, proof.unsent, result.end.excluded) == (sent, quarantined, left, left)
+    assert (result.exit_code, [*result.end.notes]) == (3 if sent < 32 else 0, [note] if note else [])
     assert len(place.ids()) == sent
     place.running.do(lambda: place.running.namespace.create_queue("not-there"))
     again = driver.resume_run(place.request(tmp_path), run_id, lambda _event: None)

@@ -27,7 +27,7 @@ from sbpair.cli.progress.replay_progress import replay_progress
 from sbpair.cli.render.receipt import proof_lines
 from sbpair.cli.render.screen import Screen, plural, size, some
 from sbpair.cli.render.table import columns
-from sbpair.errors import ExitCode, UsageError
+from sbpair.errors import ExitCode, Unsafe, UsageError
 from sbpair.operating_system.signals import interrupt_when_signalled
 
 if TYPE_CHECKING:
@@ -133,6 +133,7 @@ def plan_command(
 def run_command(
     *,
     archive: str = moves.ARCHIVE,
+    name: str | None = moves.RUN_NAME,
     queue: list[str] | None = moves.QUEUES,
     dead_letters: bool = moves.DEAD_LETTERS,
     count: int | None = COUNT,
@@ -159,14 +160,14 @@ def run_command(
     """Archive the backlog, send it and prove the result.
 
     Messages that --destination and --where exclude stay in the archive; sbpair replay resume RUN --all sends them.
-    An archive with an interrupted run of the pair is refused: continue that run, or start another with --new.
+    Beside an unfinished run it needs --new. With --run NAME, the same command continues that run, or prints its receipt.
 
     Examples:
-      sbpair replay run --archive /mnt/archive --rate 500
+      sbpair replay run --archive /mnt/archive --run nightly-2026-12-01
       sbpair replay run --archive /mnt/archive --where "size < 65536"
 
-    Exit codes: 3 some expired, were quarantined, are unsent or left locked; 4 refused as unsafe, or an earlier run is
-    unfinished; 130 stopped
+    Exit codes: 3 some expired, were quarantined, are unsent or left locked; 4 unsafe, beside an unfinished run, or
+    messages came after run NAME; 130 stopped
 
     See also: sbpair help replay
     """
@@ -193,7 +194,7 @@ def run_command(
     if cluster.print_submit:
         return _print_submit(screen, request)
     queues = moves.backlog_paths(request.pair, queue, dead_letters=dead_letters)
-    return _run(screen, lambda report: driver.start_run(request, wanted, queues, report, beside=beside))
+    return _run(screen, lambda report: driver.start_run(request, wanted, queues, report, name=name, beside=beside))
 
 
 def resume_command(
@@ -448,6 +449,11 @@ def _run(screen: Screen, act: Any) -> int:
     if remaining := sum(result.proof.remaining_in_queues.values()):
         waiting = next_command("replay resume", result.run.id, without={"no_wait_for_locks"})
         screen.warn(f"{remaining} messages remain in the backlog; once they are unlocked, continue with {waiting}")
+    if result.later:
+        raise Unsafe(
+            f"run {result.run.id} has finished, and {some(result.later)} got messages later: nothing was moved",
+            hint="move them with another --run",
+        )
     return result.exit_code
 
 
