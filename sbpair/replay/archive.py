@@ -203,12 +203,6 @@ class Archive:
             if not self.sizes(under) and self._fs.get_file_info(place).type == fs.FileType.Directory:
                 self._fs.delete_dir(place)
 
-    def delete_unused(self) -> None:
-        """Remove the files of a run without messages. What another driver stores meanwhile stays."""
-        found = self.sizes("")
-        if not self.has_messages():
-            self.delete("", found)
-
     def files(self, under: str) -> list[str]:
         """Return the paths of whole files with rows below a directory, sorted."""
         sizes = self.sizes(under)

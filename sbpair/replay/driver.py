@@ -181,14 +181,16 @@ def start_run(
     except SbpairError:
         if held is not None and not held.used:  # no heartbeat is written any more
             with suppress(SbpairError):
-                archive.delete_unused()
+                found = archive.sizes("")
+                if not archive.has_messages():  # another driver may use the name: what it stores meanwhile stays
+                    archive.delete("", found)
         raise
 
 
 def _continue(
     request: ReplayRequest, archive: Archive, run: ReplayRun, held: HeldLease, on_event: OnEvent
 ) -> ReplayResult:
-    """Go on with a run under its leases, or return what it had come to if it has ended."""
+    """Continue a run under its leases, or return the result that it has ended with."""
     driver = Driver(request, archive, run, held, on_event)
     if (ended := read_end(archive)) is not None:
         return driver.repeat(*ended)

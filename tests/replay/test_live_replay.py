@@ -167,6 +167,23 @@ def test_a_driver_killed_as_it_sends_is_not_forgotten(place: World, shell: Shell
     assert (code, receipt["archived"]) == (0, 0), "a finished run is in no one's way"
 
 
+def test_a_killed_run_is_continued_by_the_command_with_its_name(place: World, shell: Shell) -> None:
+    command_line = ("--run", "nightly", "--rate", "60")
+    for chunks in (1, 4):
+        with shell.running(*command_line, chunks=chunks) as (attempt, run):
+            victims = [attempt.pid, *offspring(attempt.pid)]
+            for pid in victims:
+                end(pid)
+            all_end(victims[1:])
+        assert (run, len(place.ids()) < MESSAGES) == ("nightly", True)
+    code, receipt, err = shell.say("run", *command_line, *SPARK)
+    assert code == 0, err
+    nothing_is_lost(place, receipt)
+    assert shell.say("run", *command_line, *SPARK)[:2] == (0, receipt)
+    [listed] = shell.runs("list")
+    assert (listed["id"], listed["command"], listed["outcome"]) == ("nightly", "replay resume", "done")
+
+
 def test_another_run_beside_a_killed_one_names_it(shell: Shell) -> None:
     with shell.running("--rate", "40", "--destination", "orders") as (first, run):
         victims = [first.pid, *offspring(first.pid)]

@@ -93,14 +93,14 @@ def test_a_run_that_has_lost_its_description_is_refused_and_listed(tmp_path: Pat
 
 
 def test_all_unfinished_runs_are_named_the_oldest_first(tmp_path: Path) -> None:
-    for name in ("r3", "r1", "r2"):
-        run_in(str(tmp_path), name, lambda _archive: None)
-    with pytest.raises(Unsafe, match=r"run r1 in .*; 2 more: r2, r3") as refused:
+    for at_ms, name in enumerate(("r3", "r1", "r2"), 1):
+        save_run(Archive(str(tmp_path), name), replace(RUN, id=name, started_ms=at_ms))
+    with pytest.raises(Unsafe, match=r"run r3 in .*; 2 more: r1, r2") as refused:
         find_unfinished(request(str(tmp_path), tmp_path), beside=False)
     assert refused.value.exit_code == 4
-    assert "sbpair replay resume r1;" in refused.value.hint
+    assert "sbpair replay resume r3;" in refused.value.hint
     beside = find_unfinished(request(str(tmp_path), tmp_path), beside=True)
-    assert [f"sbpair replay resume r{number}" in note for number, note in enumerate(beside, 1)] == [True] * 3
+    assert [note.split()[-1] for note in beside] == ["r3", "r1", "r2"]
 
 
 @pytest.mark.usefixtures("store")

@@ -160,7 +160,8 @@ def run_command(
     """Archive the backlog, send it and prove the result.
 
     Messages that --destination and --where exclude stay in the archive; sbpair replay resume RUN --all sends them.
-    Beside an unfinished run it needs --new. With --run NAME, the same command continues that run, or prints its receipt.
+    Beside an unfinished run it needs --new. With --run NAME, the same command continues that run, or prints its
+    receipt.
 
     Examples:
       sbpair replay run --archive /mnt/archive --run nightly-2026-12-01
@@ -261,7 +262,8 @@ def package_command(
     *,
     file: Path | None = argument("[PATH]", "Zip, or with --for directory [default: sbpair.zip]", default=None),
     platform: str | None = option(
-        "--for PLATFORM", "Write a job for databricks, dataproc, emr-serverless, fabric or kubernetes"
+        "--for PLATFORM",
+        "Write a job for airflow, databricks, dataproc, emr-serverless, fabric, kubernetes or spark-operator",
     ),
     archive: str | None = option("--archive URL", "URL of the job's archive", needs="--for"),
     name: str | None = option("--name NAME", "Name of the job [default: sbpair-replay]", needs="--for"),

@@ -97,6 +97,7 @@ def list_command(*, archive: str = moves.ARCHIVE, screen: Screen) -> int:
             code = error.exit_code
         else:
             runs.append(found)
+    runs.sort(key=lambda run: run.started_ms, reverse=True)
     rows = [(run.run, utc(run.started_ms / 1000), run.mode, run.phase, "yes" if run.stopped else "no") for run in runs]
     table = columns([("RUN", "STARTED", "MODE", "PHASE", "STOPPED"), *rows]) if rows else []
     screen.show(ReplayList(runs), table)
