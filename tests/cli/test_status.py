@@ -61,7 +61,7 @@ async def world() -> AsyncIterator[World]:
 
 def test_while_it_waits_for_its_second_sample_an_audit_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[str] = []
-    monkeypatch.setattr("rich.status.Status.update", lambda _status, text: shown.append(text))
+    monkeypatch.setattr("rich.spinner.Spinner.update", lambda _drawn, text: shown.append(text))
     monkeypatch.setattr(Screen, "animated", True)
     with PeekProgress(Screen(Display())) as progress:
         for event in (Peeked("a", 250), Peeked("b", 1), SecondSample(4.2)):
