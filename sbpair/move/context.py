@@ -120,9 +120,9 @@ class MissingDestinations:
 class MoveContext:
     """`namespace` holds the source. `send_cost` returns the credits of a message by its destination.
 
-    With `keeps_refused`, a message that its destination refuses stays in its source, and is not dead-lettered;
-    so does one that was enqueued within the `duplicate_windows`. `default_ttl_ms` is that of the source; None
-    for none, or if unknown.
+    With `keeps_refused`, a message that its destination refuses stays in its source, and is not dead-lettered; so does
+    one that was enqueued within the `duplicate_windows`, and with `keeps_sessions` one of a session. `default_ttl_ms`
+    is that of the source; None for none, or if unknown.
     `chosen` returns which received messages to move, at a time of the service in ms since 1970; None moves all. At most
     `max_skipped` others are kept locked at once.
     `traced` wraps the destination of each worker, to record its sends; None records nothing.
@@ -152,6 +152,7 @@ class MoveContext:
     send_cost: SendCost | None = None
     now_ms: Callable[[], int] = now_ms
     keeps_refused: bool = False
+    keeps_sessions: bool = False
     duplicate_windows: Mapping[str, int] | None = None
     default_ttl_ms: int | None = None
     traced: Traced | None = None

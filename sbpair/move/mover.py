@@ -20,7 +20,7 @@ from sbpair.move.failure_latch import FailureLatch
 from sbpair.move.held import SkippedMessages, renew_locks
 from sbpair.move.intake import Intake
 from sbpair.move.interface import Destination, MessageSource, ReceivedMessage
-from sbpair.move.message.route import remove_all, router
+from sbpair.move.message.route import remove_all, router, without_sessions
 from sbpair.move.receipt import BackingOff
 from sbpair.move.settlement import Settlement
 
@@ -44,6 +44,8 @@ class Mover:
         self._settlement = Settlement(source, tasks, context, self._latch, self._skipped)
         terms = (context.duplicate_windows, context.renames, context.default_ttl_ms)
         route = remove_all if context.removes else router(context.ttl, self._service_ms, *terms)
+        if context.keeps_sessions:
+            route = without_sessions(route)
         new_sender = partial(
             DestinationSender,
             source_queue=source.queue,

@@ -8,16 +8,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from sbpair.amqp_client.client import AmqpClient, GetToken, connect
 from sbpair.errors import (
     AccessError,
     EntityMissing,
-    ProtocolError,
     SbpairError,
     ServiceRefused,
     Unavailable,
@@ -33,6 +32,7 @@ from sbpair.move.message.envelope import (
     dead_letter_source,
     message_state,
 )
+from sbpair.move.message.route import kept_for
 from sbpair.move.peek.peeker import PeekedMessage, Peeker, PeekPosition
 from sbpair.timespan import TICKS_PER_DAY, TICKS_PER_MS, TIMESPAN_MAX_DAYS, ticks
 
@@ -40,7 +40,9 @@ if TYPE_CHECKING:
     from sbpair.azure.atom import AtomNamespace
     from sbpair.model.retries import Retrying
     from sbpair.move.filter import MessageFilter
+    from sbpair.move.message.route import Facts, MessageForm
     from sbpair.move.peek.peeker import OnMessage, Peeked
+    from sbpair.syphon.run_request import RunRequest
 
 log = logging.getLogger(__name__)
 
@@ -148,15 +150,23 @@ async def check_return(
     *,
     all_subscriptions: bool = False,
     allow_discard: bool = False,
+    watch: bool = False,
 ) -> CheckedReturn:
     """Check, as `check_ends`, dead letters that go back: to `destination`, or each as its DeadLetterSource says.
 
-    Such an entity that does not exist is no error: the run names its messages.
+    Such an entity that does not exist is no error: the run names its messages. A `watch` gets later ones, too.
     """
     ends = await check_ends(source, destination, get_token, allow_discard=allow_discard)
-    reader = DeadLetterReader(source, get_token, on_event)
-    found = await reader.origins(where, by_source=destination is None)
+    is_central = destination is None
+    reader = DeadLetterReader(source.endpoint, source.endpoint, get_token, on_event, any_is_newer=is_central)
+
+    def place(message: PeekedMessage) -> str | None:
+        return dead_letter_source(message.sections) if is_central else source.parent
+
+    found = await reader.origins([source.path], where, place, kept_for(source.parent))
     disorder = await reader.disorder(found)
+    if watch and not disorder and await reader.needs_session(source.parent):
+        disorder = f"dead letters that come later may have newer messages of their sessions in {source.parent}"
     if destination is not None:
         return CheckedReturn(ends, {destination: ends}, None, disorder)
     origins, destinations = dict[str, str](), dict[EntityAddress, CheckedEnds]()
@@ -216,25 +226,53 @@ async def check_ends(
     return CheckedEnds(has_sessions, window if found.requires_duplicate_detection else 0, default_ms)
 
 
+async def alias_disorder(
+    request: RunRequest, get_token: GetToken | None, on_event: Callable[[Peeked | Retrying], object]
+) -> str:
+    """Return which session a redrive of a backlog's dead letters would put out of order; "" for none."""
+    from sbpair.azure.atom import open_atom
+    from sbpair.syphon.sources import find_sources
+
+    async with open_atom(request.ends.source) as control:
+        queues = (await find_sources(request, control)).queues
+    reader = DeadLetterReader(request.ends.source, request.ends.destination, get_token, on_event, by_time=True)
+
+    def place(message: PeekedMessage) -> str | None:
+        return message.facts.path and request.renames(message.facts.path.strip("/"))
+
+    return await reader.disorder(await reader.origins(queues, request.where, place, request.form))
+
+
 Origins = Mapping[str, Mapping[str, int]]
-"""The sessions of dead letters, in lower case, by the entity that they came from, with the lowest number of each."""
+"""The sessions of dead letters, in lower case, by the entity that they go back to, with the first of each.
+
+That is the lowest sequence number, or the earliest time where those of two queues do not compare.
+"""
 
 
+@dataclass(frozen=True, slots=True)
 class DeadLetterReader:
-    """Peeks the dead letters of a source, and the sessions that they go back to. Locks nothing."""
+    """Peeks dead letters of `source`, and the sessions that they go back to at `target`. Locks nothing.
 
-    def __init__(
-        self, source: EntityAddress, get_token: GetToken | None, on_event: Callable[[Peeked | Retrying], object]
-    ) -> None:
-        self._source = source
-        self._get_token = get_token
-        self._on_event = on_event
+    Numbers of two queues do not compare: with `by_time`, messages that were enqueued later are newer, and with
+    `any_is_newer` all that are there.
+    """
 
-    async def origins(self, where: MessageFilter | None, *, by_source: bool) -> Origins:
-        """Return where the messages came from that a filter chooses: with `by_source`, as their DeadLetterSource says.
+    source: Endpoint
+    target: Endpoint
+    get_token: GetToken | None
+    on_event: Callable[[Peeked | Retrying], object]
+    by_time: bool = False
+    any_is_newer: bool = False
 
-        The number is then 0: those of the central queue and of the origin do not compare.
-        """
+    async def origins(
+        self,
+        paths: Iterable[str],
+        where: MessageFilter | None,
+        place: Callable[[PeekedMessage], str | None],
+        form: MessageForm,
+    ) -> Origins:
+        """Return where the messages go back to that a filter chooses, which `place` returns."""
         found: dict[str, dict[str, int]] = {}
         chosen = None if where is None else replace(where, chosen=0, failures=0, first_failure="")
 
@@ -244,60 +282,67 @@ class DeadLetterReader:
                 return
             if chosen is not None and not chosen.matches_peeked(facts, sections, int(time.time() * 1000)):
                 return
-            path = dead_letter_source(sections) if by_source else self._source.parent
-            if path is None:
+            if (path := place(message)) is None:
                 return
             sessions = found.setdefault(path.lower(), {})
-            if (session := _session_of(message)) is not None:
-                number = 0 if by_source else facts.sequence_number
-                sessions[session] = min(sessions.get(session, number), number)
+            if facts.session_id:
+                session, first = facts.session_id.lower(), 0 if self.any_is_newer else self._at(facts)
+                sessions[session] = min(sessions.get(session, MAX_SEQUENCE), first)
 
-        await self._peek(self._source.path, 0, take, bodies=where is not None)
+        for path in paths:
+            with suppress(EntityMissing):
+                await self._peek(self.source, path, 0, take, form, bodies=where is not None)
         return found
 
     async def disorder(self, origins: Origins) -> str:
-        """Return which session would lose its order: one that has newer messages in an origin; "" for none.
+        """Return which session would lose its order, as newer messages are there, or is unknown; "" for none.
 
-        An origin without sessions, or that cannot be read, has none.
+        Nothing is known of subscriptions of a topic.
         """
         for path, sessions in origins.items():
-            with suppress(SbpairError):
-                if found := await self._newer(path, sessions):
+            try:
+                if sessions and (found := await self._newer(path, sessions)):
                     return found
+            except SbpairError as error:
+                return f"whether {path} has newer messages of a session is not known: {error.message}"
         return ""
 
+    async def needs_session(self, path: str) -> bool:
+        """Return whether an entity that messages go back to has sessions; False for one that holds none."""
+        async with connect(self.target, get_token=self.get_token) as client:
+            with suppress(EntityMissing, ServiceRefused, UsageError):
+                return await _needs_session(client, path)
+        return False
+
     async def _newer(self, path: str, sessions: Mapping[str, int]) -> str:
-        async with connect(self._source.endpoint, get_token=self._get_token) as client:
-            if not sessions or not await _needs_session(client, path):
-                return ""
+        if not await self.needs_session(path):
+            return ""
 
         async def take(message: PeekedMessage) -> None:
-            session = _session_of(message)
-            is_newer = session is not None and message.facts.sequence_number > sessions.get(session, MAX_SEQUENCE)
+            session = (message.facts.session_id or "").lower()
+            is_newer = self._at(message.facts) > sessions.get(session, MAX_SEQUENCE)
             if is_newer and message_state(message.sections) != SCHEDULED:
                 raise _Newer(session)
 
         try:
-            await self._peek(path, min(sessions.values()), take, bodies=False)
+            start = 0 if self.by_time else min(sessions.values())
+            await self._peek(self.target, path, start, take, kept_for(path), bodies=False)
         except _Newer as found:
             return f"session {found.args[0]!r} of {path} has newer messages"
         return ""
 
-    async def _peek(self, path: str, start: int, take: OnMessage, *, bodies: bool) -> None:
-        peeker = Peeker(self._source.endpoint, self._get_token, asyncio.sleep, self._on_event, bodies=bodies)
+    def _at(self, facts: Facts) -> int:
+        return facts.enqueued_at if self.by_time else facts.sequence_number
+
+    async def _peek(
+        self, endpoint: Endpoint, path: str, start: int, take: OnMessage, form: MessageForm, *, bodies: bool
+    ) -> None:
+        peeker = Peeker(endpoint, self.get_token, asyncio.sleep, self.on_event, form=form, bodies=bodies)
         await peeker.peek(PeekPosition(path, start), take)
 
 
 class _Newer(Exception):
     """A session has a newer message than a dead letter of it."""
-
-
-def _session_of(message: PeekedMessage) -> str | None:
-    try:
-        session = message.sections.read_properties().group_id
-    except ProtocolError:
-        return None
-    return session and session.lower()
 
 
 async def _default_ttl_ms(control: AtomNamespace, path: str) -> int | None:

@@ -199,6 +199,11 @@ class RunRequest:
         return self.source is None and self.form == BACKLOG_DEAD_LETTERS
 
     @property
+    def keeps_sessions(self) -> bool:
+        """Whether messages of sessions stay: a watch does not look for newer ones of each that comes."""
+        return self.ordered and not self.once and self.form == BACKLOG_DEAD_LETTERS
+
+    @property
     def words(self) -> tuple[str, str]:
         """The words for its source and its destination in messages."""
         if self.keep is not None:

@@ -92,6 +92,7 @@ async def run(
             ttl=request.ttl,
             missing=request.missing(),
             keeps_refused=request.keeps_refused,
+            keeps_sessions=request.keeps_sessions,
             chosen=request.choose,
             max_skipped=request.max_skipped,
             duplicate_windows=request.duplicate_windows,

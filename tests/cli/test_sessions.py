@@ -168,8 +168,8 @@ class Session:
     def _put(self, side: str, path: str, *ids: str) -> None:
         """Store messages, also `m1..m9`.
 
-        `to=NAME` and `ttl=MS` write aliases, `session=ID` a session, `odd` what the SDK cannot decode, `body=BASE64`
-        and `encoding=NAME` a body.
+        `to=NAME`, `of=SESSION` and `ttl=MS` write aliases, `session=ID` a session, `odd` what the SDK cannot decode,
+        `body=BASE64` and `encoding=NAME` a body.
         """
         ids = tuple(each for word in ids for each in _spread(word))
         named = dict(each.split("=", 1) for each in ids if "=" in each)
@@ -179,7 +179,7 @@ class Session:
         )
         for each in (word for word in ids if "=" not in word and word != "odd"):
             own: dict[str, Any] = {"number": Int(int(re.sub(r"\D", "", each) or 0))}
-            own |= write_aliases(Aliases(named["to"], None, ttl)) if "to" in named else {}
+            own |= write_aliases(Aliases(named["to"], named.get("of"), ttl)) if "to" in named else {}
             own |= {"odd": Char("\u20ac")} if "odd" in ids else {}
             encoding = Symbol(named["encoding"]) if "encoding" in named else None
             properties = Properties(

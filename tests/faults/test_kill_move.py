@@ -23,6 +23,7 @@ from sbpair.amqp.message import (
 )
 from sbpair.amqp.types import Map, Timestamp
 from sbpair.backlog import ALIASES, queue_path
+from sbpair.emulator.entities.description import QueueDescription
 from sbpair.move.message.envelope import SCHEDULE
 from sbpair.testing import Emulator
 from tests.kit.command import environment, start
@@ -35,7 +36,7 @@ STEPS_OF_A_BATCH = 3
 LOCK_MS = 61_000
 KINDS = (
     *("queue", "session queue", "dead letters", "dead letters of sessions"),
-    *("backlog", "all of the backlog", "syphon", "scheduled", "deferred", "deferred session queue"),
+    *("backlog", "all of the backlog", "syphon", "scheduled", "deferred", "deferred session queue", "central queue"),
 )
 DUE_MS = 32_503_680_000_000
 
@@ -52,6 +53,12 @@ class Course:
             _, self.there, _ = w.create("queue", f"to-{name}")
             redrive = ["redrive", "--backlog" if "all" in kind else f"secondary:{paths[0]}"]
             self.command = ["syphon", "--once"] if kind == "syphon" else redrive
+        elif kind == "central queue":
+            path, source, _ = w.create("queue", f"from-{name}")
+            self.there = w.namespaces[0].create_queue(
+                f"to-{name}", QueueDescription(forward_dead_lettered_messages_to=path)
+            )
+            self.sources, self.command = [source], ["redrive", path, "--to-source"]
         elif kind.startswith("dead"):
             path, self.there, _ = w.create("session queue" if sessions else "queue", f"from-{name}")
             self.sources, self.command = [self.there], ["redrive", path]
@@ -60,14 +67,17 @@ class Course:
             self.sources, self.command = [source], ["move", path, f"secondary:to-{name}"]
             if kind.startswith(("scheduled", "deferred")):
                 self.command += ["--messages", kind.split(maxsplit=1)[0]]
+        first = [self.there] if kind == "central queue" else self.sources
         for number in range(MESSAGES):
-            put(self.sources[number % len(self.sources)], self._message(number, kind, name))
-        self.dead = self.command[0] == "redrive"
+            put(first[number % len(first)], self._message(number, kind, name))
+        self.dead = self.command[0] == "redrive" and kind != "central queue"
         if kind.startswith("deferred"):
             defer_all(source)
-        stranded = [message for source in self.sources for message in stored(source)]
+        stranded = [message for source in first for message in stored(source)]
         self.wanted = by_session([self._restored(each) for each in stranded], dead=True)
-        self.ids = Counter(message_id for source in self.sources for message_id in ids(source))
+        self.ids = Counter(message_id for source in first for message_id in ids(source))
+        for each in self.there.messages.receive(MESSAGES) if kind == "central queue" else ():
+            self.there.messages.dead_letter(each.lock_token, "Bad", "why")
         for source in self.sources if self.dead else ():
             bury(source)
             for session in (None, *SESSIONS):
@@ -177,6 +187,6 @@ async def test_a_killed_mover_loses_nothing_at_any_step(kind: str, when: str, tm
     assert await kill_at_each_step(kind, when, tmp_path) >= STEPS_OF_A_BATCH
 
 
-@pytest.mark.parametrize("kind", ["session queue", "all of the backlog", "syphon", "scheduled"])
+@pytest.mark.parametrize("kind", ["session queue", "all of the backlog", "syphon", "scheduled", "central queue"])
 async def test_a_mover_killed_in_its_first_batch_loses_nothing(kind: str, tmp_path: Path) -> None:
     assert await kill_at_each_step(kind, "after", tmp_path, STEPS_OF_A_BATCH) == STEPS_OF_A_BATCH

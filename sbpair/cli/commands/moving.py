@@ -240,6 +240,7 @@ def redrive_command(
         to_aliases = {"command": "redrive --backlog", "form": BACKLOG_DEAD_LETTERS, **REFUSED_STAY}
         routes = delivery.settings(reach)
         request = syphon_request(reach.pair, preview=terms.dry_run, **to_aliases, **routes, **settings)
+        request = _in_order(screen, request, preview=terms.dry_run)
         return _run_move(screen, request, terms, mode, reach.owner().directory, _wording(request, ("redrive",)))
     source = reach.address(entity, state=chosen.state, what="ENTITY")
     if source.state == MessageState.ACTIVE and chosen.state is None and not to_source:
@@ -380,18 +381,13 @@ def _checked_request(
         checked = checked_ends(source, destination, allow_discard=allow_discard)
         found = CheckedReturn(checked, {destination: checked} if destination else {})
     else:
-        terms = {"all_subscriptions": all_subscriptions, "allow_discard": allow_discard}
+        terms = {"all_subscriptions": all_subscriptions, "allow_discard": allow_discard, "watch": not settings["once"]}
         with PeekProgress(screen) as progress:
             found = _with_nearest_names(
                 lambda get_token: check_return(source, destination, get_token, settings["where"], progress, **terms),
                 source,
                 destination,
             )
-    disorder = ""
-    if found.disorder and settings["ordered"]:
-        disorder = f"the order within a session cannot be kept: {found.disorder}"
-        if not preview:
-            raise Unsafe(disorder, hint="--order none sends the dead letters behind them; or wait for their receiver")
     windows = {
         each.path.lower(): _duplicate_window(screen, each, known_ms, returns=by_source or source.comes_from(each))
         for each, ends_found in found.destinations.items()
@@ -410,13 +406,31 @@ def _checked_request(
         messages=source.state,
         sessions=found.ends.sessions,
         duplicate_windows={path: window_ms for path, window_ms in windows.items() if window_ms},
-        disorder=disorder,
+        disorder=found.disorder,
         default_ttl_ms=_default_ttl(source, found.ends.default_ttl_ms, settings["ttl"]),
         names=(str(source), str(destination or target.name)),
         **REFUSED_STAY,
         **settings,
     )
-    return request, owner.directory
+    return _in_order(screen, request, preview=preview), owner.directory
+
+
+def _in_order(screen: Screen, request: "RunRequest", *, preview: bool) -> "RunRequest":
+    """Return a request with what it would put out of order. Raises Unsafe for a run that must keep the order."""
+    from sbpair.cli.progress.reporting import PeekProgress
+    from sbpair.move.message.route import BACKLOG_DEAD_LETTERS
+    from sbpair.syphon.move_ends import alias_disorder
+
+    if not request.ordered:
+        return replace(request, disorder="")
+    found = request.disorder
+    if request.form == BACKLOG_DEAD_LETTERS:
+        with PeekProgress(screen) as progress:
+            found = _with_nearest_names(lambda get_token: alias_disorder(request, get_token, progress))
+    found = found and f"the order within a session cannot be kept: {found}"
+    if found and not preview:
+        raise Unsafe(found, hint="--order none sends the dead letters behind them; or wait for their receiver")
+    return replace(request, disorder=found)
 
 
 def checked_ends(

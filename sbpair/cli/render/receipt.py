@@ -221,6 +221,10 @@ def breakdown(receipt: Mapping[str, Any]) -> Iterator[str]:
     if renumbered := receipt.get("renumbered"):
         yield ""
         yield from limited(_numbers(renumbered), ROWS_SHOWN)
+        if unknown := sum(each["new_number"] is None for each in renumbered):
+            yield from wrapped(
+                f"{plural(unknown, 'new number')} unknown, as of messages that are sent: peek shows them"
+            )
     for session, numbers in list(receipt.get("session_states", {}).items())[:ROWS_SHOWN]:
         yield from wrapped(clean(f"the state of session {session} has old numbers: {some(numbers)}"))
     if ramp := receipt.get("ramp"):

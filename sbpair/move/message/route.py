@@ -245,6 +245,13 @@ def waited_ms(facts: Facts, now_ms: int) -> int:
     return max(0, now_ms - max(facts.enqueued_at, facts.scheduled_at or 0))
 
 
+def without_sessions(routing: Callable[[Sequence[Facts]], list[Route]]) -> Callable[[Sequence[Facts]], list[Route]]:
+    """Return a function that routes messages as `routing` does, except for those of sessions, which stay."""
+    why = "newer messages of its session may be there: a run with --once looks for them, --order none does not"
+    stays = DeadLetter(NotSentReason.REFUSED, why)
+    return lambda many: [stays if isinstance(each, Send) and each.session_id else each for each in routing(many)]
+
+
 def remove_all(many: Sequence[Facts]) -> list[Route]:
     """Return the decisions of a run that removes messages: each goes to the kept file, as it is."""
     return [_REMOVE] * len(many)
