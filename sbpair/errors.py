@@ -13,6 +13,7 @@
     ├── AccessError                 5
     │   ├── NotAuthenticated        5  wrong key, expired token
     │   ├── NotAuthorized           5  a claim (Send, Listen, Manage) is missing
+    │   │   ├── KeyOfOthers         5  the keys are those of other entities
     │   │   └── KeysDisabled        5  the namespace accepts no keys
     │   └── NetworkRefused          5  a proxy or a firewall on the way refuses
     │       └── FirewallRefused     5  network rules of the namespace: also Unavailable, so retriable
@@ -153,6 +154,10 @@ class NotAuthenticated(AccessError):
 
 class NotAuthorized(AccessError):
     """The key or the token is valid, but lacks a claim: Send, Listen or Manage."""
+
+
+class KeyOfOthers(NotAuthorized):
+    """The keys are those of other entities, as their connection strings say."""
 
 
 class KeysDisabled(NotAuthorized):

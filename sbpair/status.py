@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import starmap
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -48,12 +47,11 @@ from sbpair.management.audit_findings import (
     unknown_runs,
     with_elsewhere,
 )
-from sbpair.management.auditing import destination_name, open_backlog_scan
-from sbpair.management.comparison import desired_queues
+from sbpair.management.auditing import destination_name
+from sbpair.model.connect_errors import is_accepted
 from sbpair.model.document import LATER, SPREAD, Failing
 from sbpair.model.entities import Topic
 from sbpair.model.pair import Endpoint, Ends, Pair
-from sbpair.model.queues import Utilisation
 from sbpair.model.report import AuditFinding, Outcome
 from sbpair.move.message.route import OTHERS
 from sbpair.runs.active_mover import UNKNOWN_MOVER, ActiveMover, read_mover
@@ -265,12 +263,18 @@ async def read_status(
     ends = pair.ends_to(to or pair.primary)
     read = [pair.secondary] if ends.same else [pair.secondary, ends.destination]
     secondary, *others = await asyncio.gather(*(read_side(side, seconds, clock) for side in read))
+    backlog = _Backlog()
+    if _may_be_accepted(secondary):
+        held = await _backlog(pair, ends, renames, max_peek, max_peek_dead_letters)
+        if secondary.answers or not held.denied:
+            secondary, backlog = replace(secondary, error=None), held
     destination = others[0] if others else replace(secondary, endpoint=ends.destination)
-    backlog = await _backlog(pair, ends, renames, max_peek, max_peek_dead_letters) if secondary.answers else _Backlog()
     waiting = {each.name.lower(): each for each in backlog.waiting}
     names = {name.lower(): name for name in (*entities, *(each.name for each in waiting.values()))}
     paths = list(names.values())[: len(set(entities)) + MAX_DESTINATIONS]
     links = await _links(destination, paths, seconds)
+    if isinstance(destination.error, NotAuthenticated) and any(is_accepted(each.error) for each in links):
+        destination = replace(destination, error=None)
     nothing = DestinationSummary("", 0)
     summaries = (waiting.get(link.name.lower(), nothing) for link in links)
     found = tuple(
@@ -361,11 +365,16 @@ async def _authenticate(endpoint: Endpoint, seconds: float) -> None:
             await namespace.tier_name()
 
 
+def _may_be_accepted(side: SideStatus) -> bool:
+    """Return whether links may be accepted: management refuses the key of an entity as it refuses a wrong one."""
+    return side.answers or isinstance(side.error, NotAuthenticated)
+
+
 async def _links(side: SideStatus, names: Sequence[str], seconds: float) -> tuple[PingResult, ...]:
     if not names:
         return ()
     try:
-        if side.error is not None:
+        if side.error is not None and not _may_be_accepted(side):
             raise side.error
         async with signed_in(connect, side.endpoint) as client:
             found = await ping_all(side.endpoint, names, seconds=seconds, ping=partial(_open_link, client))
@@ -397,10 +406,8 @@ async def _backlog(
             max_peek_dead_letters=max_peek_dead_letters,
             sample_seconds=0,
         )
-    except AccessError as error:
-        return await _peek_backlog(pair, ends, renames, max_peek, f"how many messages wait: {error.message}")
     except SbpairError as error:
-        return _Backlog(unseen=(Unseen(pair.secondary.name, error.message),))
+        return _Backlog(unseen=(Unseen(pair.secondary.name, error.message),), denied=isinstance(error, AccessError))
     return _Backlog(
         tuple(queue_status(item) for item in found if item.outcome is not Outcome.FOREIGN),
         _waiting(found.destinations),
@@ -410,29 +417,6 @@ async def _backlog(
         reasons=found.reasons,
         mends=tuple(audit_mends(found, pair.secondary.name)),
     )
-
-
-async def _peek_backlog(pair: Pair, ends: Ends, renames: Callable[[str], str], max_peek: int, why: str) -> _Backlog:
-    """Read the backlog with Listen alone."""
-    async with open_backlog_scan(ends, max_peek, renames, sleep=asyncio.sleep, on_event=lambda _event: None) as scan:
-        scanned = await scan.scan_all(
-            {each.path: Utilisation(max_bytes=0) for each in desired_queues(pair)}, time.time()
-        )
-        unseen = {each.name: each.reason for each in scan.unseen() if each.name != destination_name(ends)}
-        waiting = _waiting(scan.destinations())
-    denied = pair.secondary.name in unseen
-    queues = tuple(
-        QueueStatus(
-            path,
-            None if path in unseen or denied else fill.peeked,
-            exact=fill.complete,
-            oldest_seconds=fill.oldest_seconds,
-            note=unseen.pop(path, ""),
-        )
-        for path, fill in scanned.items()
-    )
-    unread = (*starmap(Unseen, unseen.items()), Unseen(pair.secondary.name, why))
-    return _Backlog(queues, waiting, unread, denied, scan.complete, scan.oldest_for)
 
 
 def _waiting(destinations: Sequence[DestinationSummary]) -> tuple[DestinationSummary, ...]:

@@ -468,7 +468,8 @@ class AmqpClient:
 
     async def _put_token(self, audience: str) -> None:
         entity = audience.split("/", 3)[3]
-        credential = self._endpoint.credential_for(entity)
+        endpoint = self._endpoint.keyed_for(entity)
+        credential = endpoint.present
         kind, token = await self._token(credential, audience)
         doing = f"signing in to {self._endpoint.authority} for {entity!r}"
         try:
@@ -490,11 +491,17 @@ class AmqpClient:
                 # It ended on the way.
                 raise errors.TokenExpired(error.message, hint=RETRY_HINT) from error
             # Not the fault of a message, whatever the reason.
-            if await self._may_sign_again() or await has_another(self._endpoint.rotated, credential):
+            if await self._may_sign_again() or await has_another(endpoint.rotated, credential):
                 await self._put_token(audience)
                 return
-            refusal = errors.NotAuthenticated(error.message, hint=key_hint(""))
-            raise explain_refusal(refusal, self._endpoint) from error
+            refusal: errors.AccessError = errors.NotAuthenticated(error.message, hint=key_hint(""))
+            if not endpoint.may_sign_for(entity):
+                what = (
+                    f"{doing}: the key in {endpoint.key_source or 'the connection string'} is for {endpoint.entity!r}"
+                )
+                refusal = errors.KeyOfOthers(what, hint=f"use a key of {endpoint.name}, or of that entity")
+            raise explain_refusal(refusal, endpoint) from error
+        self._endpoint.signed.add(entity)
         now = self._now()
         life = max((token.expires_at - now) * (1 - RENEW_LEFT), MIN_RENEW_SECONDS)
         self._claims[audience] = Claim(min(now + life, max(now, token.expires_at)), token.expires_at)

@@ -37,7 +37,6 @@ from sbpair.azure.management_errors import (
 from sbpair.bounded_xml import parse_xml
 from sbpair.errors import (
     EntityMissing,
-    KeysDisabled,
     NameTaken,
     NotAuthenticated,
     NotAuthorized,
@@ -47,7 +46,7 @@ from sbpair.errors import (
     nearest,
 )
 from sbpair.model import tiers
-from sbpair.model.connect_errors import explain_refusal, key_hint
+from sbpair.model.connect_errors import explain_refusal, is_accepted, key_hint
 from sbpair.model.entities import Described, Queue, Rule, Subscription, Topic, subscription_of, with_partitions
 from sbpair.model.entity_properties import names_of
 from sbpair.model.pair import Identity, SasKey
@@ -145,7 +144,7 @@ class AtomNamespace:
         self._wants_partitions = False
         self._capacity: Capacity | None = None
         self._capacity_lock = asyncio.Lock()
-        self._linked: set[str] = set()
+        self._listed_first = "sbpair-checks-its-credential"
 
     # The namespace
 
@@ -194,6 +193,8 @@ class AtomNamespace:
     # Queues by path, as the service reports them
 
     async def list_under(self, prefix: str, *, counts: bool = False) -> list[QueueState]:
+        if prefix:
+            self._listed_first = f"{prefix}0"
         with self._reading("list the queues") as what:
             return [
                 queue_state(path, of_xml(description), counted=counts)
@@ -202,17 +203,13 @@ class AtomNamespace:
             ]
 
     async def get(self, path: str) -> QueueState:
-        """Read a queue or a subscription. Raises EntityMissing."""
+        """Read a queue or a subscription with its counts, locked messages included. Raises EntityMissing."""
         kind, *address = _source_address(path)
         with self._reading(f"read the {kind} {path}") as what:
-            return queue_state(path, of_xml(await self._described(what, kind, *address)))
+            return queue_state(path, of_xml(await self._described(what, kind, *address)), counted=True)
 
     async def counts(self, path: str) -> Counts:
-        """Count the messages of a queue or a subscription, locked ones included. Raises EntityMissing."""
-        kind, *address = _source_address(path)
-        with self._reading(f"count the messages of {path}") as what:
-            state = queue_state(path, of_xml(await self._described(what, kind, *address)), counted=True)
-        return state.counts or Counts()
+        return (await self.get(path)).counts or Counts()
 
     async def exact_counts(self, path: str) -> Counts:
         """Count as `counts` does. Raises ServiceRefused where the service omits a figure."""
@@ -261,6 +258,32 @@ class AtomNamespace:
                     path = f"{topic}/subscriptions/{name}"
                     found.append((Subscription.kind, queue_state(path, of_xml(each), counted=True)))
         return found
+
+    async def list_known(
+        self, *, subscriptions: bool = True
+    ) -> tuple[list[tuple[str, QueueState]], NotAuthorized | None]:
+        """List as `list_counted`; with keys of entities alone, list these, and return why no others.
+
+        Without Manage on such an entity, its kind is "", and its counts are None.
+        """
+        try:
+            return await self.list_counted(subscriptions=subscriptions), None
+        except NotAuthorized as error:
+            if not (paths := self._endpoint.keyed_entities):
+                raise
+            found = [await self._keyed(path) for path in paths]
+            what = "" if all(state.counts for _, state in found) else "counts and "
+            error.message = f"{what}other entities need Manage on the namespace: the key is for {' and '.join(paths)}"
+            return found, error
+
+    async def _keyed(self, path: str) -> tuple[str, QueueState]:
+        with self._reading(f"read {path}") as what:
+            try:
+                entry = await self._get(what, path)
+            except NotAuthorized:
+                return "", QueueState(QueueSpec(path))
+            kind = Queue.kind if described(entry, Topic.kind) is None else Topic.kind
+            return kind, queue_state(path, of_xml(self._description_in(entry, what, kind, path)), counted=True)
 
     async def names(self) -> list[str]:
         """List the paths of the queues and topics."""
@@ -389,7 +412,8 @@ class AtomNamespace:
     async def _request(self, method: str, what: str, path: tuple[str, ...], query: str = "") -> bytes:
         target = f"/{'/'.join(quote(part, safe='$') for part in path)}?{query}api-version={API_VERSION}"
         clock, had_time = self._endpoint.clock, self._endpoint.clock.known() is not None
-        credential = self._endpoint.present
+        endpoint = self._endpoint.keyed_for(path[0])
+        credential = endpoint.present
         with translate_management_errors(what, self._namespace, self._http.netloc):
             async with asyncio.timeout(self._call_seconds):
                 headers = {"Authorization": await self._authorization(path[0])}
@@ -401,10 +425,10 @@ class AtomNamespace:
         if response.status != 200:
             text = f"{response.reason}\n{response.body.decode(errors='replace')}"
             answer = service_response(response.status, text, response.headers)
-            error = explain_refusal(of_answer(answer, what, self._namespace, key_hint("")), self._endpoint)
+            error = explain_refusal(of_answer(answer, what, self._namespace, key_hint("")), endpoint)
             # Another key may be there; or the token ended on its way, and the next one is another.
             if isinstance(error, NotAuthenticated) and (
-                await has_another(self._endpoint.rotated, credential)
+                await has_another(endpoint.rotated, credential)
                 or (isinstance(credential, Identity) and await self._authorization(path[0]) != headers["Authorization"])
             ):
                 return await self._request(method, what, path, query)
@@ -416,22 +440,22 @@ class AtomNamespace:
     async def _takes_links(self, path: str) -> bool:
         """Return whether a link is accepted with the credential: to management without Manage, the answer may be 401.
 
-        It is opened to the entity of the request, or of the key. Nothing has the third name: a link to it is missing,
-        or refused before that.
+        It is opened to the entity of the request, or of the key, or one that may be listed, unless one was accepted
+        before. A link to one that does not exist is missing, or refused before that.
         """
         from sbpair.amqp_client.client import connect  # few commands get such an answer
 
-        entity = path if not path.startswith("$") else self._endpoint.entity or "sbpair-checks-its-credential"
-        if entity not in self._linked:
+        of_all, signed = path.startswith("$"), self._endpoint.signed
+        entity = (self._endpoint.entity or self._listed_first) if of_all else path
+        if not (signed if of_all else entity in signed):
             try:
                 async with asyncio.timeout(self._call_seconds), signed_in(connect, self._endpoint) as client:
                     (await client.sender(entity)).close()
-            except (EntityMissing, NotAuthorized) as error:
-                if isinstance(error, KeysDisabled):
-                    return False
-            except (SbpairError, TimeoutError):
+            except TimeoutError:
                 return False
-            self._linked.add(entity)
+            except SbpairError as error:
+                if not is_accepted(error):
+                    return False
         return True
 
     def _signs(self) -> bool:

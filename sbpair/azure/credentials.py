@@ -42,10 +42,11 @@ async def authorization_for(endpoint: Endpoint) -> AsyncIterator[Callable[[str],
         return
 
     async def header(path: str) -> str:
-        key = endpoint.credential_for(path)
+        own = endpoint.keyed_for(path)
+        key = own.present
         assert not isinstance(key, Identity)  # noqa: S101  # for the type checker
         # The key of an entity signs for it alone, and that of a namespace for both.
-        below = f"/{path}" if endpoint.entity and not path.startswith("$") else ""
+        below = f"/{path}" if own.entity and not path.startswith("$") else ""
         return signed_token(key, f"https://{endpoint.authority}{below}", endpoint.clock.latest()).value
 
     yield header

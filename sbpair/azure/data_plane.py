@@ -54,20 +54,25 @@ class SdkKey:
     token_type = b"servicebus.windows.net:sastoken"
 
     def __init__(self, endpoint: Endpoint) -> None:
-        self.source = endpoint.key_source
-        self._endpoint = endpoint
+        self._endpoint = self._signing = endpoint
         self._used = endpoint.present
+
+    @property
+    def source(self) -> str:
+        """The variable or file of the key that signed last; "" for one of the program."""
+        return self._signing.key_source
 
     def get_token(self, *scopes: str, **_options: Any) -> Any:
         """Return the signature for an address, an AccessToken."""
-        self._used = self._endpoint.credential_for(urlsplit(scopes[0]).path.strip("/"))
+        self._signing = self._endpoint.keyed_for(urlsplit(scopes[0]).path.strip("/"))
+        self._used = self._signing.present
         assert not isinstance(self._used, Identity)  # noqa: S101
         token = signed_token(self._used, scopes[0], self._endpoint.clock.latest())
         return AccessToken(token.value, int(token.expires_at))
 
     def replaced(self) -> bool:
         """Return whether there is another key than the one that signed last. Blocks."""
-        return self._endpoint.rotated is not None and self._endpoint.rotated.replaced(self._used)
+        return self._signing.rotated is not None and self._signing.rotated.replaced(self._used)
 
 
 class AioSdkKey(SdkKey):
@@ -138,6 +143,7 @@ def _custom_address(endpoint: Endpoint) -> str | None:
 @asynccontextmanager
 async def open_sender(endpoint: Endpoint, destination: str) -> AsyncIterator[SdkSender]:
     """Send to a queue or topic. Raises EntityMissing, AccessError, Unavailable, MachineLacks."""
+    endpoint = endpoint.keyed_for(destination)
     async with AsyncExitStack() as stack:
         credential: Any = AioSdkKey(endpoint)
         if isinstance(endpoint.credential, Identity):

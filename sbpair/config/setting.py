@@ -31,8 +31,6 @@ from sbpair.model.pair import (
     Endpoint,
     Identity,
     Pair,
-    SasKey,
-    SasToken,
     Transport,
     first_label,
     is_address,
@@ -268,8 +266,8 @@ def _endpoint_at(address: Setting) -> tuple[Endpoint, Transport | None]:
     return Endpoint(first_label(host), host, host, AMQPS_PORT, tls=True, credential=Identity()), None
 
 
-def _other_keys(endpoint: Endpoint, more: tuple[Setting, ...]) -> tuple[tuple[str, SasKey | SasToken], ...]:
-    """Return the keys of further entities by their paths. Raises UsageError for one of another namespace."""
+def _other_keys(endpoint: Endpoint, more: tuple[Setting, ...]) -> tuple[Endpoint, ...]:
+    """Return the keys of further entities. Raises UsageError for one of another namespace."""
     others = [(each.source, _endpoint_at(each)[0]) for each in more]
     known: dict[str, str] = {}
     for source, other in [(endpoint.key_source, endpoint), *others] if others else []:
@@ -286,7 +284,7 @@ def _other_keys(endpoint: Endpoint, more: tuple[Setting, ...]) -> tuple[tuple[st
         if wrong:
             raise UsageError(f"{source}: the connection string {wrong}", hint=hint)
         known[path] = source
-    return tuple((other.entity, other.present) for _, other in others)  # type: ignore[misc]
+    return tuple(other for _, other in others)
 
 
 def _with_overrides(endpoint: Endpoint, side: str, settings: Mapping[str, Setting]) -> Endpoint:

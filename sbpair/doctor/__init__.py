@@ -159,9 +159,11 @@ async def _machine(subject: CheckSubject, seconds: float, environ: Mapping[str, 
 
 
 def _paths(side: str, subject: CheckSubject) -> tuple[str, ...]:
-    """Return the entity to try claims on: the given one, or the secondary's first backlog queue."""
+    """Return the entities to try claims on: the given one, those of keys, or the secondary's first backlog queue."""
     if path := subject.paths.get(side):
         return (path,)
+    if (endpoint := subject.endpoints.get(side)) and endpoint.keyed_entities:
+        return endpoint.keyed_entities
     primary = subject.endpoints.get("primary")
     if side == "primary" or primary is None:
         return ()

@@ -39,7 +39,7 @@ from sbpair.doctor.check import (
 )
 from sbpair.errors import ExitCode
 from sbpair.http_tunnel import client_context, open_connection
-from sbpair.model.connect_errors import DOCTOR_HINT, TRUST_HINT
+from sbpair.model.connect_errors import DOCTOR_HINT, TRUST_HINT, is_accepted
 from sbpair.model.pair import Endpoint, Identity, SasKey, Transport, is_loopback
 from sbpair.model.report import Outcome
 from sbpair.operating_system.shortages import shortages_raised
@@ -57,9 +57,14 @@ CLAIMS = ("Send", "Listen", "Manage")
 NEEDED = {
     ("primary", "Send"): "syphon cannot bring anything back",
     ("secondary", "Listen"): "syphon cannot take anything out of the backlog",
-    ("secondary", "Manage"): "provision and audit cannot work, and syphon cannot find every queue",
 }
 """The effect of a missing claim; the others are needed for extras at most."""
+
+EXTRAS = {
+    ("secondary", "Manage"): ": provision needs it, audit and status leave out counts, and syphon finds only queues"
+    " below the count"
+}
+"""The use of a claim that the movement of messages does not need."""
 
 BACKLOG_CANNOT_BE = "Basic: messages live at most 14 days, and in a backlog queue for ever; no topics and no sessions"
 TIERS = {
@@ -90,6 +95,8 @@ async def check_namespace(
     none_exists = all(isinstance(each, errors.EntityMissing) for each in found.values())
     if isinstance(probed, NamespaceProbe) and probed.queue and none_exists and not named:
         found = await _links(endpoint, (probed.queue,), seconds)
+    if paths and isinstance(probed, errors.NotAuthenticated) and any(map(is_accepted, found.values())):
+        probed = errors.NotAuthorized(probed.message)  # management refuses the key of an entity as a wrong one
     found["Manage"] = None if isinstance(probed, NamespaceProbe) else probed
     passed = {check.name for check in checks if check.outcome is Outcome.OK}
     checks += [emit(each) for each in (*_verdicts(side, endpoint, found, passed), *_tier(side, probed))]
@@ -317,7 +324,7 @@ def _verdict(side: str, claim: str, error: errors.SbpairError | None, passed: se
     if isinstance(error, errors.NotAuthorized):
         if need:
             return failed(name, f"{claim} is not granted: {need}", f"use a key or a role with {claim}", error.exit_code)
-        return note(name, f"{claim} is not granted, and not needed here")
+        return note(name, f"{claim} is not granted{EXTRAS.get((side, claim), ', and not needed here')}")
     if isinstance(error, errors.EntityMissing):
         hint = "create the backlog queues with sbpair provision, or name one with --queue PATH"
         hint = hint if side == "secondary" else "name one with --destination PATH"

@@ -33,6 +33,10 @@ FIXED = frozenset(row.title for row in PROPERTIES.values() if row.is_fixed)
 """Properties that are chosen at creation."""
 
 
+NEED_MANAGE = frozenset(
+    getattr(AuditFinding, name) for name in ("EXTRA", "DRIFT", "IDLE", "FOREIGN", "DEAD_LETTERS", "FULL", "LIMITED")
+)
+
 QueueItem = ReportItem[AuditedQueue]
 
 
@@ -145,7 +149,7 @@ class Audit(Report[AuditedQueue]):
             AuditFinding.MIRROR: [each for each in self.mirror if each.outcome not in (Outcome.OK, Outcome.EXTRA)],
             AuditFinding.IDLE: [each for each in fills if each.idle],
             AuditFinding.FOREIGN: self.of(Outcome.FOREIGN),
-            AuditFinding.MESSAGES: [*(each for each in counts if not each.empty), *held_by(self.waiting)],
+            AuditFinding.MESSAGES: [*(each for each in own if _holds_messages(each)), *held_by(self.waiting)],
             AuditFinding.DEAD_LETTERS: [each for each in counts if each.dead_letter or each.transfer_dead_letter],
             AuditFinding.FULL: [each for each in fills if is_full(each)],
             AuditFinding.LIMITED: [each for each in own if each.availability],
@@ -157,10 +161,16 @@ class Audit(Report[AuditedQueue]):
 
 
 def audit_exit_code(audit: Audit, fail_on: Collection[AuditFinding] = FAIL_ON) -> int:
-    """Return 5 if a namespace refused the credential, 3 for any finding among `fail_on`, else 0."""
+    """Return 5 if a namespace refused the credential, 3 if any kind among `fail_on` was found or is unknown, else 0."""
     if audit.denied:
         return ExitCode.ACCESS
-    return ExitCode.PARTIAL_OR_FINDINGS if audit.findings.intersection(fail_on) else ExitCode.DONE
+    findings = audit.findings | unknown_findings(audit)
+    return ExitCode.PARTIAL_OR_FINDINGS if findings.intersection(fail_on) else ExitCode.DONE
+
+
+def unknown_findings(audit: Audit) -> frozenset[AuditFinding]:
+    """Return the kinds of findings that the credential did not let find."""
+    return NEED_MANAGE if audit.of(Outcome.UNKNOWN) else frozenset()
 
 
 def audit_mends(found: Audit, namespace: str) -> Iterator[str]:
@@ -257,13 +267,21 @@ def queue_status(item: QueueItem) -> QueueStatus:
     missing = item.outcome is Outcome.MISSING
     return QueueStatus(
         item.name,
-        counts.active if counts else None,
+        counts.active if counts else fill.peeked if fill else None,
         counts.dead_letter if counts else None,
+        exact=counts is not None or fill is None or fill.complete,
         oldest_seconds=fill.oldest_seconds if fill else None,
-        note=item.reason if missing or item.outcome is Outcome.OK else f"{item.outcome}: {item.reason}",
+        note=item.reason
+        if missing or item.outcome in (Outcome.OK, Outcome.UNKNOWN)
+        else f"{item.outcome}: {item.reason}",
         scheduled=counts.scheduled if counts else None,
         missing=missing,
     )
+
+
+def _holds_messages(queue: AuditedQueue) -> bool:
+    """Return whether a queue has messages; without counts, whether some were peeked."""
+    return not queue.counts.empty if queue.counts else bool(queue.fill and queue.fill.peeked)
 
 
 def total_of(queues: Collection[QueueStatus]) -> BacklogTotal:

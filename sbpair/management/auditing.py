@@ -21,7 +21,15 @@ from sbpair import backlog
 from sbpair.azure import NamespaceControl, open_namespace
 from sbpair.azure.credentials import open_tokens
 from sbpair.azure.destinations import DestinationEntity, open_destinations
-from sbpair.errors import AccessError, SbpairError, Unavailable
+from sbpair.errors import (
+    AccessError,
+    EntityMissing,
+    KeyOfOthers,
+    NotAuthenticated,
+    NotAuthorized,
+    SbpairError,
+    Unavailable,
+)
 from sbpair.management.audit_findings import (
     MAX_PEEK,
     MAX_PEEK_DEAD_LETTERS,
@@ -42,8 +50,8 @@ from sbpair.management.provisioning import EntityReport, provision
 from sbpair.model import tiers
 from sbpair.model.message_state import dead_letter_path
 from sbpair.model.pair import Endpoint, Ends, Pair, ResourceGroup
-from sbpair.model.queues import QueueState, Utilisation
-from sbpair.model.report import Outcome, Report
+from sbpair.model.queues import AuditedQueue, QueueState, Utilisation
+from sbpair.model.report import Outcome, Report, ReportItem
 from sbpair.model.retries import attempt
 from sbpair.move.message.dead_letters import NotSentReason, cause_in
 from sbpair.move.message.envelope import restore
@@ -136,7 +144,10 @@ class _Auditor:
     async def run(self, idle_seconds: float | None, sample_seconds: float, max_dead_letters: int) -> Audit:
         primary, tier = self.pair.primary.name, tiers.STANDARD
         # All queues, to find those of other primaries: the service lists no fewer either way.
-        queues = await self._list("")
+        try:
+            queues = await self._list("")
+        except AccessError as error:
+            return await self._peeked(error)
         started = self.clock()
         own = [state for state in queues if backlog.under_prefix(primary, state.spec.path)]
         self.on_event(Listed(self.pair.secondary.name, len(own)))
@@ -155,15 +166,38 @@ class _Auditor:
             scanned, reasons, (sizes, at, unseen) = await asyncio.gather(scans, counting, self._sample(sample_seconds))
             fills |= {path: with_growth(fill, sizes.get(path), at - started) for path, fill in scanned.items()}
         plan = plan_backlog(self.pair, own, tier)
-        complete = self.scan.complete or not filled
+        self.scan.complete = self.scan.complete or not filled
         return Audit(
             (*own_items(plan, self.pair.backlog_queues, fills), *foreign_items(primary, queues)),
-            destinations=tuple(replace(each, exact=complete) for each in self.scan.destinations()),
+            destinations=self.scan.destinations(),
             unseen=(*unseen, *self.scan.unseen()),
-            complete=complete,
+            complete=self.scan.complete,
             denied=self.scan.lookup.denied,
             oldest_for=self.scan.oldest_for,
             reasons=reasons,
+        )
+
+    async def _peeked(self, refusal: AccessError) -> Audit:
+        """Return what Listen shows of the expected queues, with their keys. Raises `refusal` if that is nothing."""
+        expected = {spec.path: Utilisation(max_bytes=0) for spec in desired_queues(self.pair)}
+        fills = await self.scan.scan_all(expected, self.now())
+        if not (self.scan.missing or any(fill.peeked is not None for fill in fills.values())):
+            raise refusal
+        outcomes = [Outcome.MISSING if path in self.scan.missing else Outcome.UNKNOWN for path in fills]
+        items = [
+            ReportItem(
+                path, outcome, "it does not exist" * (outcome is Outcome.MISSING), AuditedQueue(index, fill=fill)
+            )
+            for index, ((path, fill), outcome) in enumerate(zip(fills.items(), outcomes, strict=True))
+        ]
+        unseen = Unseen(self.pair.secondary.name, f"properties, dead letters and other queues: {refusal.message}")
+        return Audit(
+            tuple(items),
+            destinations=self.scan.destinations(),
+            unseen=(*(each for each in self.scan.unseen() if each.name not in self.scan.missing), unseen),
+            complete=self.scan.complete,
+            denied=self.scan.lookup.denied,
+            oldest_for=self.scan.oldest_for,
         )
 
     async def _scan(self, fills: dict[str, Utilisation], now: float, sampled_at: float) -> dict[str, Utilisation]:
@@ -190,7 +224,9 @@ class _Auditor:
         return await attempt(what, action, sleep=self.sleep, on_event=self.on_event)
 
 
-QUEUES_AT_ONCE = 8
+QUEUES_AT_ONCE, MAX_REFUSED = 8, 100
+"""How many queues are peeked at once, and how many may refuse the key until no other is tried."""
+
 CLOCK_MARGIN_SECONDS = 2.0
 """A message may seem to be enqueued so much later than now, without a remark about this machine's clock."""
 
@@ -223,7 +259,7 @@ async def open_backlog_scan(
 class BacklogScan:
     """A scan of the backlog queues of `ends`, and its results so far. `complete`: all their messages are peeked.
 
-    `oldest_for` is the destination of the oldest one.
+    `oldest_for` is the destination of the oldest one. `missing` are queues that do not exist.
     """
 
     ends: Ends
@@ -233,6 +269,8 @@ class BacklogScan:
     renames: Callable[[str], str] = str
     complete: bool = False
     oldest_for: str = ""
+    missing: set[str] = field(default_factory=set)
+    _refused: dict[str, SbpairError] = field(default_factory=dict)
     _oldest_ms: float = math.inf
     _messages: Counter[str] = field(default_factory=Counter)
     _discarded: Counter[str] = field(default_factory=Counter)
@@ -269,7 +307,7 @@ class BacklogScan:
         async def count(path: str, messages: int) -> None:
             peeker = replace(self.peeker, limit=-(-messages * limit // total), bodies=False)
             async with self._slots:
-                if self.ends.source.name in self._unseen:
+                if not self._may_try(path):
                     return
                 try:
                     await peeker.peek(PeekPosition(dead_letter_path(path)), take)
@@ -284,13 +322,17 @@ class BacklogScan:
 
     def destinations(self) -> tuple[DestinationSummary, ...]:
         """Return every destination of the peeked messages, by name."""
-        return tuple(self._destination(name, number) for name, number in sorted(self._messages.items()))
+        found = (self._destination(name, number) for name, number in sorted(self._messages.items()))
+        return tuple(replace(each, exact=self.complete) for each in found)
 
     def unseen(self) -> tuple[Unseen, ...]:
         """Return the queues and namespaces that could not be read."""
         unseen = dict(self._unseen)
-        if self.lookup.unavailable:
-            unseen.setdefault(destination_name(self.ends), f"the destinations: {self.lookup.unavailable}")
+        if self._refused:
+            name, error = self.ends.source.name, next(iter(self._refused.values()))
+            unseen.setdefault(name, f"the messages in {len(self._refused)} of the queues: {_why(error)}")
+        if why := self.lookup.unavailable or self.lookup.refused:
+            unseen.setdefault(destination_name(self.ends), f"the destinations: {why}")
         entities = (each for each in self._found.values() if isinstance(each, DestinationEntity))
         if any(each.detects_duplicates is None for each in entities):
             why = "whether destinations detect duplicates: needs the Manage claim"
@@ -312,13 +354,15 @@ class BacklogScan:
             await self._take(seen)
 
         async with self._slots:
-            if self.ends.source.name in self._unseen:
+            if not self._may_try(path):
                 return fill
             position = PeekPosition(path)
             try:
                 await self.peeker.peek(position, take)
             except SbpairError as error:
                 self._record_failure(path, error)
+                if not position.messages:
+                    return fill
             if position.truncated:
                 self._unseen[path] = "the messages behind an unreadable one"
         return replace(
@@ -328,9 +372,21 @@ class BacklogScan:
             oldest_seconds=None if oldest_ms is None else _age(now - oldest_ms / 1000),
         )
 
+    def _may_try(self, path: str) -> bool:
+        """Return whether a queue may be read: some keys are for other queues, and a namespace may be away."""
+        source = self.ends.source
+        if not source.may_sign_for(path):
+            self._refused[path] = KeyOfOthers(f"the key is for {' and '.join(source.keyed_entities)}")
+        gave_up = len(self._refused) >= MAX_REFUSED and not source.keyed_entities
+        return path not in self._refused and source.name not in self._unseen and not gave_up
+
     def _record_failure(self, path: str, error: SbpairError) -> None:
-        # Without access or a connection, no other queue needs to be tried.
-        if isinstance(error, AccessError) or (isinstance(error, Unavailable) and not self._messages):
+        if isinstance(error, EntityMissing):
+            self.missing.add(path)
+        # Without a connection, no other queue needs to be tried.
+        if isinstance(error, NotAuthenticated | NotAuthorized):
+            self._refused[path] = error
+        elif isinstance(error, AccessError) or (isinstance(error, Unavailable) and not self._messages):
             self._unseen[self.ends.source.name] = f"the messages in the queues: {_why(error)}"
         else:
             self._unseen[path] = error.message

@@ -12,11 +12,13 @@ import ssl
 
 from sbpair.errors import (
     AccessError,
+    EntityMissing,
     FirewallRefused,
     KeysDisabled,
     NotAuthenticated,
     NotAuthorized,
     SbpairError,
+    ServiceRefused,
     Silent,
     Unavailable,
     Unreachable,
@@ -103,6 +105,11 @@ def explain_refusal(error: SbpairError, endpoint: Endpoint) -> SbpairError:
             message = f"{error.message}: the SharedAccessSignature expired at {when}"
             return NotAuthenticated(message, hint=f"put another one, or a key, into {source or 'its place'}")
     return error
+
+
+def is_accepted(error: SbpairError | None) -> bool:
+    """Return whether a link with this outcome had a credential that the namespace knows, with or without the claim."""
+    return error is None or isinstance(error, EntityMissing | ServiceRefused) or type(error) is NotAuthorized
 
 
 def unreachable(name: str, address: str, why: BaseException | float, *, doing: str = "") -> Unavailable:

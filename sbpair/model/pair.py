@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from ipaddress import ip_address
 from pathlib import Path
@@ -104,8 +104,8 @@ class Endpoint:
     is the variable that the key, the signature or the secret of an identity came from, or the path of a key's file;
     `rotated` has the key where that source may get another one.
 
-    `entity` is the one that the key is for, as far as its connection string has it. `other_keys` are those of further
-    entities, by their paths.
+    `entity` is the one that the key is for, as far as its connection string has it. `other_keys` have those of further
+    entities, each with its own `key_source` and `rotated`. `signed` are the entities whose links took a token.
 
     `transport` carries AMQP. HTTPS and WebSockets go through `proxy`, else through the environment's, if any. `clock`
     has the namespace's time, as far as connections to it have shown it.
@@ -125,15 +125,27 @@ class Endpoint:
     clock: NamespaceClock = field(default_factory=NamespaceClock, compare=False, repr=False)
     rotated: RotatedKey[SasKey | SasToken] | None = field(default=None, compare=False, repr=False)
     entity: str = ""
-    other_keys: tuple[tuple[str, SasKey | SasToken], ...] = field(default=(), repr=False)
+    other_keys: tuple[Endpoint, ...] = field(default=(), repr=False)
+    signed: set[str] = field(default_factory=set, compare=False, repr=False)
 
-    def credential_for(self, path: str) -> Credential:
-        """Return the credential to sign with for an entity, a part of it or a subscription."""
-        for entity, key in self.other_keys:
-            within = tuple(f"{entity}/{part}".lower() for part in ("$", "subscriptions/"))
-            if path.lower() == entity.lower() or path.lower().startswith(within):
-                return key
-        return self.present
+    def keyed_for(self, path: str) -> Endpoint:
+        """Return it with the key to sign with for an entity, a part of it or a subscription; its own for all others."""
+        for other in self.other_keys:
+            if other.may_sign_for(path):
+                own = {name: getattr(other, name) for name in ("credential", "key_source", "rotated", "entity")}
+                return replace(self, **own, other_keys=())
+        return self
+
+    def may_sign_for(self, path: str) -> bool:
+        """Return whether one of its keys may be for an entity, as far as its connection string says that."""
+        entity, name = self.entity.lower(), path.lower()
+        is_own = entity in ("", name) or name.startswith((f"{entity}/$", f"{entity}/subscriptions/"))
+        return is_own or any(each.may_sign_for(path) for each in self.other_keys)
+
+    @property
+    def keyed_entities(self) -> tuple[str, ...]:
+        """The entities that its keys are for; none where its key is one of the namespace."""
+        return tuple(each.entity for each in (self, *self.other_keys) if each.entity)
 
     @property
     def present(self) -> Credential:

@@ -109,8 +109,8 @@ async def make_forecast(
     takes_dead_letters = request.takes_dead_letters or any(map(is_dead_letter_path, only))
     if lookup.unmanaged:
         scan.notes.append(f"the subscriptions of topics were not checked: {lookup.unmanaged}")
-    if lookup.unavailable:
-        scan.notes.append(f"destinations were not checked: {lookup.unavailable}")
+    if why := lookup.unavailable or lookup.refused:
+        scan.notes.append(f"destinations were not checked: {why}")
     scan.notes += [f"{each}: {DISABLED_HINT}" for each in found.disabled]
     scan.notes += [f"{name} is {each.disabled}" for name, each in lookup.entities().items() if each.disabled]
     peeked = [flow for flow in scan.sums.flows() if flow.outcomes["scheduled"] < flow.messages]

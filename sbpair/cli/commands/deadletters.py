@@ -12,13 +12,14 @@ from sbpair.cli.options.common import MAX_PEEK, NamespaceSelection, argument, ma
 from sbpair.cli.options.entity_addresses import reach_of
 from sbpair.cli.progress.reporting import PeekProgress
 from sbpair.cli.render.messages import cells, print_peeked, say_number, shown_line
-from sbpair.cli.render.screen import Screen
+from sbpair.cli.render.screen import Screen, plural
 from sbpair.cli.render.table import limited
 from sbpair.model.message_state import MessageState, dead_letter_path, dead_letters_of, path_of
 from sbpair.model.pair import Ends
 from sbpair.move.message.dead_letters import cause_in
 
 if TYPE_CHECKING:
+    from sbpair.errors import SbpairError
     from sbpair.message_io.peek import DeadLetterCount, Keep, PeekSource
     from sbpair.model.pair import Endpoint
 
@@ -149,23 +150,31 @@ def _sources(
         return address.alone, [PeekSource(address.side, address.path)]
     if reach.namespace is None:
         paths = moves.backlog_paths(reach.pair, queues)
-        return reach.pair.ends, [PeekSource("secondary", dead_letter_path(each)) for each in paths]
+        own = paths if queues else [each for each in paths if reach.pair.secondary.may_sign_for(each)]
+        if len(own) < len(paths):
+            screen.warn(f"left out without a key: {len(paths) - len(own)} of {plural(len(paths), 'backlog queue')}")
+        return reach.pair.ends, [PeekSource("secondary", dead_letter_path(each)) for each in own]
     endpoint = reach.endpoint(reach.namespace)
     ends = Ends(name=endpoint.name, source=endpoint, destination=endpoint)
-    return ends, [PeekSource(reach.namespace, path) for path in run(_with_dead_letters(endpoint), endpoint)]
+    paths, lacking = run(_with_dead_letters(endpoint), endpoint)
+    if lacking:
+        screen.warn(lacking.message)
+    return ends, [PeekSource(reach.namespace, path) for path in paths]
 
 
-async def _with_dead_letters(endpoint: "Endpoint") -> list[str]:
+async def _with_dead_letters(endpoint: "Endpoint") -> "tuple[list[str], SbpairError | None]":
+    """Return the dead-letter queues to peek, and what could not be listed."""
     from sbpair.azure.atom import open_atom
 
     async with open_atom(endpoint) as namespace:
-        found = [state for _, state in await namespace.list_counted()]
-    return [
+        found, lacking = await namespace.list_known()
+    paths = [
         path_of(each.spec.path, state)
-        for each in found
+        for _, each in found
         for state in (MessageState.DEAD, MessageState.TRANSFER_DEAD)
-        if each.counts is not None and each.counts.of(state)
+        if each.counts is None or each.counts.of(state)
     ]
+    return paths, lacking
 
 
 def count_reasons(

@@ -80,6 +80,7 @@ def command(
 
     Checks names, ports, TLS, AMQP, HTTPS, clock, sign-in, claims, tiers and disabled queues of both namespaces, and
     the room for the state, with a hint for each failure. Where port 5671 is blocked, tries WebSockets on port 443.
+    Claims that a syphon needs are Send on a destination of the primary and Listen on the backlog queues.
     Sends, receives and changes nothing. --live creates three queues called sbpair-doctor-… in each namespace and
     deletes them afterwards. It also finds other receivers of the backlog, such as an old syphon: of a queue where
     nothing moves, it receives and releases a message. --via arm also compares regions, tiers, capacity, networks

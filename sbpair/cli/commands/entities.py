@@ -28,10 +28,10 @@ class ListedEntity(NamedTuple):
 
     namespace: Annotated[str, "Name of the namespace"]
     side: Annotated[str, "The namespace's side: primary, secondary, or its own name"]
-    kind: Annotated[str, "Kind", {"enum": ["queue", "topic", "subscription"]}]
+    kind: Annotated[str, "Kind; empty if unknown without Manage", {"enum": ["queue", "topic", "subscription", ""]}]
     path: Annotated[str, "Its path"]
-    counts: Annotated[Counts, SPREAD]
-    dead: Annotated[int, "Dead letters, those that could not be forwarded included"]
+    counts: Annotated[Counts | None, SPREAD]
+    dead: Annotated[int | None, "Dead letters, those that could not be forwarded included; null if unknown"]
     size_bytes: Annotated[int | None, "Bytes in use; null of a subscription, whose topic has them"]
     fill_ratio: Annotated[float | None, "Used share of the size, from 0 to 1"]
     status: Annotated[str, "Status", {"examples": ["Active", "SendDisabled"]}]
@@ -84,14 +84,15 @@ def command(
     These are the entities that are there, of any application; provision and export read --entities FILE, a TOML file
     with those that shall be there. ACTIVE counts locked messages, too, TRANSFER those to be forwarded; DEAD has the
     dead letters of both; FULL is the used share of the size. Reads the feed in pages of 100 entities, each of 10
-    credits, at most 20 pages a second: a fifth of a Standard namespace. Needs Manage.
+    credits, at most 20 pages a second: a fifth of a Standard namespace. Needs Manage; with the key of an entity
+    (EntityPath) it lists that entity, without counts if they need Manage.
 
     Examples:
       sbpair entities --with-dead-letters --all
       sbpair entities 'orders*' --sort active
       sbpair entities --side secondary -o jsonl
 
-    Exit codes: 0 listed, even if there are none; 3 only one of two namespaces was read; 5 no Manage claim
+    Exit codes: 0 listed, even if there are none; 3 not all was read; 5 no Manage claim
 
     See also: sbpair help management
     """
@@ -101,17 +102,17 @@ def command(
     errors: dict[str, SbpairError] = {}
     with LineProgress(screen, "reading entities", animated=screen.animated):
         listed = run(_read_all(endpoints, errors, subscriptions=every))
-    if len(errors) == len(endpoints):
+    if len(errors) == len(endpoints) and not listed:
         raise next(iter(errors.values()))
     chosen = [each for each in listed if fnmatchcase(each.path.lower(), wanted.lower())]
-    shown = [each for each in chosen if each.dead or not with_dead_letters]
+    shown = [each for each in chosen if each.dead != 0 or not with_dead_letters]
     shown.sort(key=lambda each: (-(encoded(each).get(SORTED_BY[sort]) or 0), each.path.lower()))
     unread = tuple(Unseen(name, error.message) for name, error in errors.items())
     optional = LEAST if (table.stdout_layout().width or NARROW) < NARROW else LESS
     lines = table.filled_columns(list(map(_cells, shown)), varying="NAMESPACE", optional=optional)
     screen.show(EntityList(tuple(shown), unread), lines)
     for each in unread:
-        screen.warn(f"{each.name} was not read: {each.reason}")
+        screen.warn(f"{each.name}: {each.reason}")
     screen.hints(errors.values())
     if not chosen:
         near = nearest_hint(wanted.lower(), [each.path.lower() for each in listed], "--all adds subscriptions")
@@ -126,40 +127,43 @@ def command(
 async def _read_all(
     endpoints: Mapping[str, Endpoint], errors: dict[str, SbpairError], *, subscriptions: bool
 ) -> list[ListedEntity]:
-    """Return the entities of all namespaces, and add those that could not be read to `errors`."""
+    """Return the entities of all namespaces, and add those that could not be read, or not all, to `errors`."""
     from sbpair.azure.atom import open_atom
 
     async def read(side: str, endpoint: Endpoint) -> list[ListedEntity]:
         try:
             async with open_atom(endpoint, page_pause=PAGE_PAUSE) as namespace:
-                found = await namespace.list_counted(subscriptions=subscriptions)
+                found, lacking = await namespace.list_known(subscriptions=subscriptions)
         except SbpairError as error:
             errors[endpoint.name] = error
             return []
+        if lacking is not None:
+            errors[endpoint.name] = lacking
         return [_listed(endpoint.name, side, *each) for each in found]
 
     return [each for found in await asyncio.gather(*(read(*each) for each in endpoints.items())) for each in found]
 
 
 def _listed(namespace: str, side: str, kind: str, state: QueueState) -> ListedEntity:
-    counts, spec, fill = state.counts or Counts(), state.spec, utilisation(state, 0, None)
+    counts, spec, fill = state.counts, state.spec, utilisation(state, 0, None)
     sizes = (None, None) if kind == "subscription" else (fill.size_bytes, fill.fill_ratio)
-    dead = counts.dead_letter + counts.transfer_dead_letter
+    dead = counts.dead_letter + counts.transfer_dead_letter if counts else None
     forwards = (spec.forward_to, spec.forward_dead_lettered_messages_to)
-    own = (counts, dead, *sizes, spec.status, state.availability, *forwards)
+    own = (counts, dead, *sizes, spec.status if counts else "", state.availability, *forwards)
     return ListedEntity(namespace, side, kind, spec.path, *own)
 
 
 def _cells(each: ListedEntity) -> dict[str, Any]:
+    counts = each.counts
     dead_to = each.forward_dead_lettered_messages_to and f"dead letters: {each.forward_dead_lettered_messages_to}"
     return {
         "NAMESPACE": each.namespace,
         "KIND": each.kind,
         "NAME": each.path,
-        "ACTIVE": each.counts.active,
-        "DEAD": each.dead,
-        "SCHEDULED": each.counts.scheduled,
-        "TRANSFER": each.counts.transfer,
+        "ACTIVE": counts.active if counts else "?",
+        "DEAD": each.dead if counts else "?",
+        "SCHEDULED": counts.scheduled if counts else "?",
+        "TRANSFER": counts.transfer if counts else 0,
         "SIZE": "" if each.size_bytes is None else size(each.size_bytes),
         "FULL": share(each.fill_ratio),
         "STATUS": ", ".join(filter(None, (each.status.replace("Active", ""), each.availability))),
@@ -168,9 +172,11 @@ def _cells(each: ListedEntity) -> dict[str, Any]:
 
 
 def _total(entities: Sequence[ListedEntity]) -> str:
-    active, dead = sum(each.counts.active for each in entities), sum(each.dead for each in entities)
+    active, dead = sum(each.counts.active for each in entities if each.counts), sum(each.dead or 0 for each in entities)
+    if entities and not any(each.counts for each in entities):
+        return "counts are unknown; sbpair peek ENTITY --max all counts messages with Listen"
     if not dead:
         return f"{grouped(active)} active, no dead letters" if entities else "no dead letters"
-    most = max(entities, key=lambda each: each.dead)
+    most = max(entities, key=lambda each: each.dead or 0)
     why = next_command("redrive", f"{most.side}:{most.path}" if most.side in SIDES else most.path, "--by-reason")
     return f"{grouped(active)} active, {plural(dead, 'dead letter')}; to see why: {why}"

@@ -141,8 +141,9 @@ def command(
     """Fail over for applications in any language, through a local port.
 
     They connect to it instead of the primary, with its own key, and need no secret of Azure. Programs of this user, of
-    root and of --allow-user may connect. Administration clients keep using the real namespace. Ctrl-C finishes
-    deliveries; the second one stops at once. SIGHUP rereads whether the primary is lost.
+    root and of --allow-user may connect. Administration clients keep using the real namespace. On both sides, senders
+    need Send, receivers and --syphon need Listen. Ctrl-C finishes deliveries; the second one stops at once. SIGHUP
+    rereads whether the primary is lost.
 
     Examples:
       sbpair gateway

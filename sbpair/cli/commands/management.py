@@ -200,9 +200,11 @@ def audit_command(
 
     Reports missing, extra and drifted queues, stranded messages, their age and destinations, and queue growth. Messages
     in archives of interrupted or running replays count as well. Changes and locks nothing. Needs Manage on the
-    secondary; with Listen, it also peeks messages. With --to, it looks for the destinations in that namespace, and does
-    not contact the primary. With --mirror, the application's queues, topics, subscriptions and rules in the secondary
-    are compared with those in the primary, which needs Manage on both; what refuses or alters messages comes first.
+    secondary for counts and properties, and Listen to peek messages; with Listen alone, it shows what it peeked. Any
+    right on the primary, or on a destination there, shows which destinations exist. With --to, it looks for them in
+    that namespace, and does not contact the primary. With --mirror, the application's queues, topics, subscriptions
+    and rules in the secondary are compared with those in the primary, which needs Manage on both; what refuses or
+    alters messages comes first.
 
     Examples:
       sbpair audit
@@ -210,7 +212,7 @@ def audit_command(
       sbpair audit --fail-on missing,extra --sample 1m
       sbpair audit --mirror --fail-on mirror
 
-    Exit codes: 0 no finding of --fail-on; 3 at least one; 5 access denied, also by the primary
+    Exit codes: 0 no finding of --fail-on; 3 at least one, or unknown; 5 access denied, also by the primary
 
     See also: sbpair help management
     """
@@ -218,24 +220,31 @@ def audit_command(
     from sbpair.cli.results.management import audit_result
     from sbpair.cli.results.status import AuditPairs
     from sbpair.management import auditing
-    from sbpair.management.audit_findings import MAX_PEEK_DEAD_LETTERS, Unseen, audit_exit_code, audit_mends
+    from sbpair.management.audit_findings import (
+        MAX_PEEK_DEAD_LETTERS,
+        Unseen,
+        audit_exit_code,
+        audit_mends,
+        unknown_findings,
+    )
     from sbpair.status import read_lost_primary, read_side
 
-    async def read(profile: "Profile", **routes: Any) -> "tuple[Audit, LostPrimary | None]":
+    async def read(profile: "Profile", **routes: Any) -> "tuple[Audit, str, LostPrimary | None]":
         state = profile.state_directory
         routes["max_peek_dead_letters"] = max(peek, MAX_PEEK_DEAD_LETTERS)
         routes |= {"group": group, "idle_seconds": idle, "max_peek": peek, "sample_seconds": sample, "state": state}
         destination = routes.get("to") or profile.pair.primary
         auditing_all = auditing.audit(profile.pair, **routes, mirror=mirror, lease=lease, on_event=progress)
         found, side = await asyncio.gather(auditing_all, read_side(destination))
-        if side.error and side.denied and not found.denied:
+        health = "up" if any(each.found for each in found.destinations) else side.health
+        if side.error and health == "refused" and not found.denied:
             refused = Unseen(side.endpoint.name, f"the destinations: {side.error.message} ({side.error.hint})")
             others = [each for each in found.unseen if each.name != refused.name]
             found = replace(found, unseen=(*others, refused), denied=True)
-        return found, None if routes.get("to") else await read_lost_primary(profile.pair, state)
+        return found, health, None if routes.get("to") else await read_lost_primary(profile.pair, state)
 
     async def answer(name: str, profile: "Profile") -> PairAnswer:
-        found, lost = await read(profile)
+        found, _, lost = await read(profile)
         cells = (*total_cells(found.total), ", ".join(sorted(found.findings)))
         return PairAnswer(name, audit_exit_code(found, fail_on), cells, [audit_result(found, lost)])
 
@@ -245,7 +254,7 @@ def audit_command(
         else:
             reach = reach_of(connection, screen, count=count, state=state)
             routes = delivery.settings(reach)
-            found, lost = run(read(reach.profile, **routes))
+            found, health, lost = run(read(reach.profile, **routes))
     if all_pairs:
         return print_answers(screen, AuditPairs, pair_lines((*TOTALS, "FINDINGS"), answers), answers)
     to = routes["to"]
@@ -256,9 +265,9 @@ def audit_command(
     for mend in audit_mends(found, reach.profile.pair.secondary.name):
         screen.say(with_options(mend))
     if is_movable(found.total, found.waiting) and not found.mover.moving:
-        is_away = (to or reach.profile.pair.primary).name in {each.name for each in found.unseen}
-        health = "refused" if found.denied else "down" if is_away else "up"
-        step = mover_step(found.mover, health, found.waiting, lost=lost is not None and lost.declared)
+        step = mover_step(
+            found.mover, "refused" if found.denied else health, found.waiting, lost=lost is not None and lost.declared
+        )
         screen.say(f"stranded messages: {step}")
     say_lost(screen, lost)
     if foreign := sorted({(backlog.primary_of(each.name) or "").lower() for each in found.of(Outcome.FOREIGN)}):
@@ -266,7 +275,7 @@ def audit_command(
         screen.say(f"queues of {', '.join(foreign)}: {whose}")
     missing = [each.name for each in found.destinations if each.found is False]
     say_ways_on(screen, found.total, reach.profile.pair, routes, missing)
-    values.failed_on(screen, found.found, fail_on)
+    values.failed_on(screen, found.found, fail_on, unknown_findings(found))
     return audit_exit_code(found, fail_on)
 
 
@@ -305,8 +314,11 @@ def _audited_row(item: QueueItem) -> list[object]:
     dead = counts.dead_letter + counts.transfer_dead_letter if counts else 0
     notes = (f"{dead} dead-lettered" if dead else "", _note(item), *(_fill_notes(fill) if fill else ()))
     oldest = "" if fill is None or fill.oldest_seconds is None else spoken(fill.oldest_seconds)
+    cells = _counted(item, item.detail)
+    if counts is None and fill is not None and fill.peeked is not None:
+        cells[COUNTED.index("ACTIVE")] = sampled(fill.peeked, exact=fill.complete)
     return [
-        *_counted(item, item.detail),
+        *cells,
         oldest,
         share(fill.fill_ratio) if fill else "",
         "; ".join(filter(None, notes)),

@@ -37,8 +37,9 @@ def command(
     """Show both namespaces and the runs in a browser.
 
     Queues, topics, subscriptions and backlog queues with their counts, their messages by peeking, dead letters by
-    reason, and the runs of the state directory with their reports. Locks and changes nothing. Needs Manage on both;
-    with Listen only, it peeks the backlog queues. Only this machine can reach it. Ctrl-C stops it.
+    reason, and the runs of the state directory with their reports. Locks and changes nothing. Needs Manage on both,
+    and Listen for messages; with Listen only, it peeks the backlog queues, and with the key of an entity of the
+    primary it shows that one. Only this machine can reach it. Ctrl-C stops it.
 
     Examples:
       sbpair page --open

@@ -189,10 +189,14 @@ def findings_of(known: "Collection[AuditFinding]", text: str) -> "frozenset[Audi
 
 
 def failed_on(
-    screen: Screen, found: "Mapping[AuditFinding, Collection[object]]", kinds: "Collection[AuditFinding]"
+    screen: Screen,
+    found: "Mapping[AuditFinding, Collection[object]]",
+    kinds: "Collection[AuditFinding]",
+    unknown: "Collection[AuditFinding]" = (),
 ) -> bool:
-    """Return whether a kind of --fail-on was found, and warn of all that were, with how many there are."""
+    """Return whether a kind of --fail-on was found, and warn of all that were, or are `unknown`, with their numbers."""
     failing = [f"{kind} ({len(each)})" for kind, each in found.items() if each and kind in kinds]
+    failing += [f"{kind} (unknown without Manage)" for kind in sorted(unknown) if kind in kinds]
     if failing:
         screen.warn(f"exit code 3 for {', '.join(failing)}")
     return bool(failing)

@@ -61,19 +61,22 @@ class PairSource:
     async def _read(self, side: str, endpoint: Endpoint) -> NamespaceReading:
         try:
             async with open_atom(endpoint) as control:
-                found = await control.list_counted()
+                found, lacking = await control.list_known()
+                if lacking is not None and side == "secondary":
+                    raise lacking
         except AccessError as error:
             return await self._peeked(side, endpoint, error)
         except SbpairError as error:
             return NamespaceReading.failed(side, endpoint.name, error)
         rows = [self._row(kind, state) for kind, state in found]
-        return NamespaceReading(side, endpoint.name, await self._with_oldest(side, endpoint, rows))
+        note = lacking.message if lacking else ""
+        return NamespaceReading(side, endpoint.name, await self._with_oldest(side, endpoint, rows), note=note)
 
     def _row(self, kind: str, state: QueueState) -> EntityRow:
         counts, path = state.counts, state.spec.path
         is_backlog = kind == "queue" and backlog.under_prefix(self._pair.primary.name, path)
         size = state.usage.size_bytes if state.usage else None
-        shown = "backlog" if is_backlog else kind
+        shown = "backlog" if is_backlog else kind or "queue"
         if counts is None:
             return EntityRow(path, shown, size_bytes=size)
         named = (counts.active, counts.dead_letter, counts.scheduled)

@@ -31,6 +31,7 @@ AUDIT_LISTS = {
     Outcome.EXTRA: "Queues beyond the count",
     Outcome.DRIFTED: "Queues that differ from their description",
     Outcome.OK: "Queues as expected",
+    Outcome.UNKNOWN: "Expected queues whose properties need Manage",
     Outcome.FOREIGN: "Backlog queues of another primary",
 }
 PRUNE_LISTS = {
@@ -104,7 +105,7 @@ class MirrorLine(NamedTuple):
     item: Annotated[MirroredEntity, SPREAD]
 
 
-AuditedOutcome = Literal[Outcome.MISSING, Outcome.EXTRA, Outcome.DRIFTED, Outcome.OK, Outcome.FOREIGN]
+AuditedOutcome = Literal[Outcome.MISSING, Outcome.EXTRA, Outcome.DRIFTED, Outcome.OK, Outcome.UNKNOWN, Outcome.FOREIGN]
 AuditLines = (
     AuditLine[Literal["queue"], AuditedOutcome, QueueItem]
     | AuditLine[Literal["destination"], Literal["destination"], DestinationSummary]

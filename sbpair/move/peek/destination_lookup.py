@@ -16,6 +16,7 @@ from sbpair.errors import (
     AccessError,
     DisabledEntity,
     EntityMissing,
+    KeysDisabled,
     NetworkRefused,
     NotAuthorized,
     ProtocolError,
@@ -34,8 +35,8 @@ MAX_DESTINATIONS = 1_000
 class DestinationLookup:
     """Cached lookup of destinations in a namespace, `title` in texts. `unavailable` is why it stopped, or empty.
 
-    `unmanaged` is why management does not answer, so that only links tell; empty if it does. `denied` is whether the
-    credential was refused.
+    `unmanaged` is why management does not answer, so that only links tell; empty if it does. `refused` is why one of
+    these was refused for lack of a claim, or of a key of that destination. `denied` is whether the namespace was.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class DestinationLookup:
         self._opening = asyncio.Lock()
         self._client: AmqpClient | None = None
         self.unmanaged = ""
-        self.unavailable = ""
+        self.unavailable = self.refused = ""
         self.denied = False
 
     async def tier(self) -> str | None:
@@ -96,7 +97,12 @@ class DestinationLookup:
             return missing(path, self._title)
         except ServiceRefused as error:
             return refused(path, error.message)
-        except (NetworkRefused, NotAuthorized, Unavailable, ProtocolError) as error:
+        except NotAuthorized as error:
+            if isinstance(error, KeysDisabled):
+                self._set_unavailable(error)
+            self.refused = self.refused or error.message
+            return None
+        except (NetworkRefused, Unavailable, ProtocolError) as error:
             self._set_unavailable(error)
             return None
 
