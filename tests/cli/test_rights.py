@@ -1,5 +1,7 @@
 """Every command with exactly the rights that its help names, as each kind of credential has them, and with others."""
 
+import asyncio
+import re
 import shlex
 import time
 from collections.abc import Iterator
@@ -10,15 +12,24 @@ from pathlib import Path
 
 import pytest
 
+from sbpair.amqp_client.client import connect
 from sbpair.amqp_server.shared_access import AccessRight, AuthorizationRule
+from sbpair.cli.page.pair_source import PairSource
+from sbpair.config import load
+from sbpair.config.setting import Flags
 from sbpair.emulator.bearer_tokens import AssignedRole
+from sbpair.errors import AccessError
+from sbpair.gateway.gateway import Gateway, GatewayOptions
+from sbpair.model.pair import Pair, SasKey
 from sbpair.testing import EmulatorOptions, EmulatorThread
+from tests.cli.relay_world import PATHS
 from tests.cli.test_sessions import SECRET, Session
 from tests.kit.command import captured
+from tests.kit.gateway_key import KEY, RULE
 from tests.kit.sas import sign
 
 BACKLOG = "contoso/x-servicebus-transfer/0"
-LISTEN, SEND, BOTH = "Listen", "Send", "Listen Send"
+LISTEN, SEND, BOTH, MANAGE = "Listen", "Send", "Listen Send", "Listen Send Manage"
 ANY = "Listen or Send"
 PRIMARY, BACKLOG_READ = {"primary": ("orders", LISTEN)}, {"secondary": (BACKLOG, LISTEN)}
 NEEDED = {
@@ -41,10 +52,25 @@ NEEDED = {
     "deadletters list": BACKLOG_READ,
     "deadletters show": BACKLOG_READ,
     "replay plan": {"primary": ("orders", ANY), **BACKLOG_READ},
+    "audit --sample 0 --fail-on none": {"primary": ("orders", ANY), **BACKLOG_READ},
+    "doctor --destination orders": {"primary": ("orders", SEND), **BACKLOG_READ},
 }
 """The entities of each side that a command needs rights on, and which."""
+OF_BACKLOG = ("secondary", BACKLOG)
+MANAGING = {
+    "entities --side primary": ("primary", "orders", 3),
+    "deadletters list --namespace archive": (*OF_BACKLOG, 0),
+    "provision": (*OF_BACKLOG, 5),
+    "audit --mirror --sample 0 --fail-on none": (*OF_BACKLOG, 5),
+    "prune --count 1 --dry-run": (*OF_BACKLOG, 5),
+    "partition list --side secondary": (*OF_BACKLOG, 5),
+    "discover --connection-string-env ARCHIVE": (*OF_BACKLOG, 5),
+}
+"""The side that a command needs Manage on, an entity there, and the exit code with a key of that alone."""
+
 WITHOUT = {LISTEN: SEND, SEND: LISTEN, BOTH: LISTEN}
-ROLES = {"Send": "sender", "Listen": "receiver"}
+ROLES = {"Send": "sender", "Listen": "receiver", "Manage": "owner"}
+KINDS = ["namespace key", "entity key", "token", "role"]
 
 
 @pytest.fixture(scope="module")
@@ -95,11 +121,12 @@ def answer(session: Session, line: str, kind: str, needed: dict[str, tuple[str, 
         rights = LISTEN if rights == ANY else rights
         made = partial(credential, session, side, kind, entity, rights)
         environ |= session.thread.do(made)
+    environ["ARCHIVE"] = environ["SBPAIR_SECONDARY_CONNECTION_STRING"]
     words = " ".join(f"{name}={shlex.quote(value)}" for name, value in environ.items())
     return session.answer(f"$ {words} sbpair {line}")
 
 
-@pytest.mark.parametrize("kind", ["namespace key", "entity key", "token", "role"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("line", NEEDED)
 def test_a_command_needs_the_rights_that_its_help_names_and_no_others(line: str, kind: str, session: Session) -> None:
     needed = NEEDED[line]
@@ -109,6 +136,72 @@ def test_a_command_needs_the_rights_that_its_help_names_and_no_others(line: str,
         if rights != ANY:
             told = answer(session, line, kind, {**needed, side: (entity, WITHOUT[rights])})
             assert told.endswith("exit 5\n"), told
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("line", MANAGING)
+def test_a_command_needs_manage_or_answers_for_the_entity(line: str, kind: str, session: Session) -> None:
+    side, entity, code = MANAGING[line]
+    if kind == "role" and "archive" in line.lower():
+        pytest.skip("a variable has no role")
+    needed = {"primary": ("orders", MANAGE)} if "--mirror" in line else {}
+    for rights, with_others in ((MANAGE, 0), (BOTH, 5)):
+        wanted = code if kind == "entity key" else with_others
+        told = answer(session, line, kind, {**needed, side: (entity, rights)})
+        found = int(told.rpartition("\nexit ")[2]) if "\nexit " in f"\n{told}" else 0
+        assert found == wanted, told
+        assert code == 5 or kind != "entity key" or rights == MANAGE or "need Manage" in told, told
+
+
+SEEN = {  # what the page has of both sides, with counts where it is up
+    ("namespace key", MANAGE): ["up", "up"],
+    ("namespace key", LISTEN): ["refused", "up"],
+    ("entity key", LISTEN): ["up", "up"],
+    ("entity key", SEND): ["up", "up"],
+    ("token", MANAGE): ["up", "up"],
+}
+
+
+def pair_with(session: Session, kind: str, rights: str) -> Pair:
+    environ = dict(session._environ)
+    for side, entity in (("primary", "orders"), OF_BACKLOG):
+        environ |= session.thread.do(partial(credential, session, side, kind, entity, rights))
+    return load(Flags(), environ).pair
+
+
+@pytest.mark.parametrize(("kind", "rights"), SEEN)
+def test_the_page_shows_what_the_rights_allow(kind: str, rights: str, session: Session) -> None:
+    found = asyncio.run(PairSource(pair_with(session, kind, rights)).read())
+    assert [each.state for each in found] == SEEN[kind, rights]
+    assert [each.path for each in found[0].rows if kind == "entity key"] in ([], ["orders"])
+
+
+@pytest.mark.parametrize("kind", ["namespace key", "entity key", "token"])
+@pytest.mark.parametrize(("link", "right"), [("sender", SEND), ("receiver", LISTEN)])
+def test_a_gateway_needs_the_rights_of_its_clients(link: str, right: str, kind: str, session: Session) -> None:
+    async def attach(pair: Pair) -> None:
+        async with Gateway(pair, GatewayOptions(rule=RULE, port=0)) as gateway:
+            own = SasKey(RULE.key_name, KEY)
+            end = replace(pair.primary, port=gateway.port, credential=own, rotated=None, entity="", signed=set())
+            async with connect(end) as client:
+                (await getattr(client, link)("orders")).close()
+
+    asyncio.run(attach(pair_with(session, kind, right)))
+    with pytest.raises(AccessError):
+        asyncio.run(attach(pair_with(session, kind, WITHOUT[right])))
+
+
+@pytest.mark.parametrize(("line", "rights", "fewer"), [("send", SEND, LISTEN), ("status", MANAGE, BOTH)])
+def test_a_relay_needs_the_rights_that_its_help_names(line: str, rights: str, fewer: str, session: Session) -> None:
+    session.answer("% listen 200")
+    for held, ending in ((rights, ""), (fewer, "exit 5\n")):
+        words = []
+        for side, entity in (("primary", "orders"), OF_BACKLOG):
+            [found] = session.thread.do(partial(credential, session, side, "namespace key", entity, held)).values()
+            path = PATHS["contoso" if side == "primary" else "contoso-dr"]
+            words.append(f"SBPAIR_RELAY_{side.upper()}_CONNECTION_STRING={shlex.quote(f'{found};EntityPath={path}')}")
+        told = session.answer(f"$ {' '.join(words)} sbpair relay {line} default")
+        assert told.endswith(ending) if ending else "exit" not in told, told
 
 
 KEYS = """
@@ -160,6 +253,16 @@ def test_each_backlog_queue_may_have_a_key_of_its_own(line: str, session: Sessio
         assert "Unauthorized" not in told, told
         gone = session.thread.emulator.namespaces["contoso-dr"].find_queue(f"{BACKLOG[:-1]}1").counts()
         assert (gone.dead_letter if "redrive" in line else gone.active) == 0, told
+
+
+@pytest.mark.parametrize("line", ["status", "audit --fail-on none", "deadletters list", "entities --side secondary"])
+def test_the_key_of_one_backlog_queue_answers_for_that_one(
+    line: str, session: Session, variables: dict[str, str]
+) -> None:
+    told = keyed(session, variables, '["Q0"]', line)
+    assert not told.endswith(("exit 5\n", "exit 1\n")), told
+    assert BACKLOG in told
+    assert re.search("need Manage|the key is for|without a key", told), told
 
 
 @pytest.mark.parametrize(
