@@ -13,6 +13,7 @@ import pytest
 
 from sbpair import errors
 from sbpair.amqp_client.client import connect
+from sbpair.amqp_server.shared_access import AccessRight, AuthorizationRule
 from sbpair.azure import fetched_secrets
 from sbpair.azure.atom import open_atom
 from sbpair.azure.data_plane import open_sender
@@ -221,6 +222,41 @@ async def test_a_key_vault_is_read_again_when_its_key_is_refused(
             await atom.tier_name()
             # A list that is refused for good is followed by a link, which asks, too.
             assert len(managers.requests) == asked + 7
+
+
+async def test_each_key_of_a_list_follows_its_own_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fetched_secrets._fetched.cache_clear()
+    async with Emulator() as emulator, secret_managers({}) as managers:
+        for name, value in managers.environment.items():
+            monkeypatch.setenv(name, value)
+        namespace = emulator.namespaces["contoso-dr"]
+        queues = [namespace.create_queue(f"q{index}") for index in (0, 1)]
+        rights = frozenset({AccessRight.LISTEN, AccessRight.SEND})
+
+        def regenerate(number: int, *, and_vault: bool = True) -> None:
+            for at, queue in enumerate(queues):
+                rule = AuthorizationRule("own", f"key{number}{at}", "", rights)
+                queue.update(replace(queue.description, authorization_rules=(rule,)))
+                text = namespace.connection_string.partition(";")[0] + ";SharedAccessKeyName=own;SharedAccessKey="
+                text += f"{rule.primary_key};EntityPath={queue.path};UseDevelopmentEmulator=true"
+                managers.secrets |= {queue.path: text} if and_vault else {}
+
+        regenerate(0)
+        vault = "https://orders-kv.vault.azure.net/secrets"
+        config = tmp_path / "config.toml"
+        config.write_text('[pairs.p]\nprimary.namespace = "other"\nsecondary.connection_string_env = ["A", "B"]\n')
+        environ = {"HOME": "/nonexistent", "A": f"{vault}/q0", "B": f"{vault}/q1", "SBPAIR_CONFIG": str(config)}
+        end = (await asyncio.to_thread(load_pair, environ=environ)).secondary
+        regenerate(1)
+        async with connect(end) as amqp:
+            await amqp.receiver("q1")
+        async with open_sender(end, "q0"):
+            pass
+        regenerate(2, and_vault=False)
+        with pytest.raises(errors.NotAuthenticated) as refused:
+            async with connect(end) as amqp:
+                await amqp.receiver("q1")
+        assert "the key in B:" in refused.value.hint
 
 
 # Paired clients
