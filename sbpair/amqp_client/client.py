@@ -26,7 +26,7 @@ from sbpair.amqp_client.limits import ANSWER_SECONDS
 from sbpair.amqp_client.raw_links import ClientLink, RawReceiver, RawSender
 from sbpair.amqp_client.stream import MakeStream, Stream, open_stream
 from sbpair.http_tunnel import ask_time
-from sbpair.model.connect_errors import FIRST_ANSWER_SECONDS, explain_refusal, key_hint, unreachable
+from sbpair.model.connect_errors import FIRST_ANSWER_SECONDS, refused_link, unreachable
 from sbpair.model.pair import Credential, Endpoint, Identity, SasKey, SasToken
 from sbpair.model.rotated_key import has_another
 from sbpair.model.signature import Token, signed_token
@@ -494,13 +494,7 @@ class AmqpClient:
             if await self._may_sign_again() or await has_another(endpoint.rotated, credential):
                 await self._put_token(audience)
                 return
-            refusal: errors.AccessError = errors.NotAuthenticated(error.message, hint=key_hint(""))
-            if not endpoint.may_sign_for(entity):
-                what = (
-                    f"{doing}: the key in {endpoint.key_source or 'the connection string'} is for {endpoint.entity!r}"
-                )
-                refusal = errors.KeyOfOthers(what, hint=f"use a key of {endpoint.name}, or of that entity")
-            raise explain_refusal(refusal, endpoint) from error
+            raise refused_link(endpoint, entity, error.message) from error
         self._endpoint.signed.add(entity)
         now = self._now()
         life = max((token.expires_at - now) * (1 - RENEW_LEFT), MIN_RENEW_SECONDS)

@@ -14,6 +14,7 @@ from sbpair.errors import (
     AccessError,
     EntityMissing,
     FirewallRefused,
+    KeyOfOthers,
     KeysDisabled,
     NotAuthenticated,
     NotAuthorized,
@@ -105,6 +106,15 @@ def explain_refusal(error: SbpairError, endpoint: Endpoint) -> SbpairError:
             message = f"{error.message}: the SharedAccessSignature expired at {when}"
             return NotAuthenticated(message, hint=f"put another one, or a key, into {source or 'its place'}")
     return error
+
+
+def refused_link(endpoint: Endpoint, entity: str, message: str) -> SbpairError:
+    """Return the error of a key that is refused for an entity: it is that of another one, or wrong."""
+    if endpoint.may_sign_for(entity):
+        return explain_refusal(NotAuthenticated(message, hint=key_hint("")), endpoint)
+    what = f"the key in {endpoint.key_source or 'the connection string'} is for {endpoint.entity!r}"
+    text = f"signing in to {endpoint.authority} for {entity!r}: {what}"
+    return KeyOfOthers(text, hint=f"use a key of {endpoint.name}, or of that entity")
 
 
 def is_accepted(error: SbpairError | None) -> bool:

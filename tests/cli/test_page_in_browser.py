@@ -181,7 +181,7 @@ async def test_numbers_marks_and_long_bodies_are_shown_as_they_are() -> None:
         await page.get_by_text("40 bytes more").wait_for()
 
 
-async def test_bodies_that_are_values_or_sequences_are_shown() -> None:
+async def test_bodies_and_states_of_messages_are_shown() -> None:
     async with page_world() as world, browsing(world) as page:
         bodies = (value_body("a value"), section(SEQUENCE, encode([Long(1), "two"])), data_body(BODIES["string"]))
         for number, body in enumerate(bodies):
@@ -190,6 +190,10 @@ async def test_bodies_that_are_values_or_sequences_are_shown() -> None:
         for number, shown in ((2, "a value"), (3, "two"), (4, "hello")):
             await page.get_by_role("button", name=f"message {number}", exact=True).click()
             await page.get_by_label("Body", exact=True).filter(has_text=shown).wait_for()
+        due = {Symbol("x-opt-scheduled-enqueue-time"): Timestamp(32_503_680_000_000)}
+        put(world.orders, message(6, message_annotations=encode_map(MESSAGE_ANNOTATIONS, due)))
+        await page.goto(world.url + ORDERS)
+        await page.get_by_role("cell", name="scheduled for 3000-01-01 00:00:00Z").wait_for()
 
 
 async def test_a_long_reason_is_cut_in_lists_and_whole_in_its_message() -> None:

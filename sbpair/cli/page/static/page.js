@@ -320,7 +320,7 @@ function messageDetails(message) {
   const first = message.body_base64 && heldText(message) === null ? "hex" : views.JSON && typeof heldText(message) !== "string" ? "JSON" : "text";
   const facts = [["Message id", message.message_id ?? ""], ["Sequence number", textOf(message.sequence_number)], ["Session", message.session_id],
     ["Subject", message.subject], ["Content type", message.content_type], ["Correlation id", message.correlation_id],
-    ["Enqueued", moment(message.enqueued_at)], ["Expires", moment(message.expires_at)], ["State", message.state], ["Malformed", message.flaw],
+    ["Enqueued", moment(message.enqueued_at)], ["Expires", moment(message.expires_at)], ["State", message.state], ["Scheduled for", moment(message.scheduled_at)], ["Malformed", message.flaw],
     ["Dead-letter reason", message.dead_letter_reason], ["Dead-letter description", message.dead_letter_description],
     ["Destination", message.destination && `${message.destination}: where this stranded message belongs`]];
   const properties = Object.entries(message.properties);
@@ -341,7 +341,8 @@ function detailsButton(message) {
   return button;
 }
 
-const stateOf = message => message.locked_until ? moment(message.locked_until) : message.state === "active" ? "" : message.state;
+const stateOf = message => message.locked_until ? moment(message.locked_until) : message.state === "active" ? ""
+  : message.state === "scheduled" ? `scheduled for ${moment(message.scheduled_at)}` : message.state;
 const causeOf = message => clamped([message.dead_letter_reason, message.dead_letter_description].filter(Boolean).join(": "));
 const MESSAGE = [["Sequence", "", detailsButton], ["Id", "name", message => message.message_id], ["Session", "wide name", message => message.session_id],
   ["Enqueued", "wide", message => moment(message.enqueued_at)], ["Expires", "wide", message => moment(message.expires_at)],
