@@ -7,10 +7,13 @@ from typing import Any
 import pytest
 
 from sbpair import errors
+from sbpair.amqp.message import APPLICATION_PROPERTIES, encode_map
 from sbpair.amqp_server.shared_access import AccessRight
+from sbpair.backlog import Aliases, write_aliases
 from sbpair.cli.progress.boards import Board, BoardView
 from sbpair.model.cost import MoverOperations
 from sbpair.move import events
+from sbpair.move.message.route import BACKLOG_DEAD_LETTERS
 from sbpair.move.run_state import RunState
 from sbpair.syphon.run_plan import RunPlan
 from tests.kit.costs import moved, turned_away
@@ -154,3 +157,18 @@ async def test_a_run_is_billed_for_what_it_did() -> None:
         assert result.receipt.operations == MoverOperations(
             received=whole.received, sent=whole.sent, empty_receives=1, management_calls=1
         )
+
+
+async def test_a_watch_of_dead_letters_leaves_those_of_sessions_named() -> None:
+    async with world() as w:
+        for number, session in enumerate((None, "s")):
+            own = encode_map(APPLICATION_PROPERTIES, write_aliases(Aliases("orders", session)))
+            w.strand(number, sections={"application_properties": own})
+        for each in w.backlog().messages.receive(2):
+            w.backlog().messages.dead_letter(each.lock_token, "Bad", "why")
+        terms = {"form": BACKLOG_DEAD_LETTERS, "keeps_refused": True}
+        async with w.watching(**terms) as task:
+            await until(lambda: w.destination().messages.peek(0, 10))
+        receipt = task.result().receipt
+        assert (receipt.sent, [each.message_id for each in receipt.stayed]) == (1, ["m1"])
+        assert w.backlog().counts().dead_letter == 1
