@@ -40,6 +40,7 @@
     ├── SkipLimitReached            3  as many messages as permitted are skipped and kept locked
     ├── DestinationsMissing         3  messages are for queues or topics that do not exist
     ├── WouldDiscard                3  topics would discard more messages than permitted
+    ├── JobCancelled                3  Spark's job was cancelled, from its UI or by its interfaces
     ├── RampStopped                 3  dead letters of the destination grew after a step of a ramp
     ├── ProtocolError               6  bytes that violate AMQP 1.0
     └── MachineLacks                7  this machine lacks something: a free port, Java, disk, a permission
@@ -307,6 +308,12 @@ class DestinationsMissing(SbpairError):
 
 class WouldDiscard(SbpairError):
     """Messages were not sent since no subscription of their topic takes them, and it would discard them."""
+
+    exit_code = ExitCode.PARTIAL_OR_FINDINGS
+
+
+class JobCancelled(SbpairError):
+    """Spark's job was cancelled by a person or a program: the run is to be resumed."""
 
     exit_code = ExitCode.PARTIAL_OR_FINDINGS
 

@@ -89,7 +89,8 @@ from sbpair.replay.send_task import TaskCounts, count_discards, mark_deduplicate
 from sbpair.replay.shard_plan import ShardPlan, build_plan, check_selection
 from sbpair.replay.spark import (
     connect_session,
-    count_task_slots,
+    describe_jobs,
+    job_name,
     resumable,
     server_name,
     spark_session,
@@ -333,13 +334,11 @@ class Driver:
         self._check_selected_destinations()
         with self._open_spark() as self._spark:
             check_selection(self._spark, run.options.selection)
-            if request.shared_archive:
-                check_executors(self._spark, self._job)
+            # At most one sender per shard and core.
+            slots = request.local_tasks or check_executors(self._spark, self._job)
             if not (archive.is_local or run.direct):
                 check_spark_reads(self._spark, archive)
             with resumable(archive):
-                # At most one sender per shard and core.
-                slots = request.local_tasks or count_task_slots(self._spark)
                 self._job = replace(self._job, senders=min(run.shards, slots))
                 released = self._move() if run.direct else self._drain()
                 if not run.direct:
@@ -417,15 +416,17 @@ class Driver:
         self._on_event(Expected("send", plan.count_to_send()))
         self._begin("send", f"sending to {_destinations(plan.destinations)} of {self._job.destination.bare.name}")
         watcher = PhaseWatcher(self._archive, "send", self._run.delivery.only)
-        self._run_tasks(watcher, plan.send_rows(), partial(send_shards, self._job))
+        named = job_name("send", plan.destinations)
+        self._run_tasks(watcher, plan.send_rows(), partial(send_shards, self._job), named)
         if plan.has_duplicates():
-            self._run_tasks(watcher, plan.duplicate_rows(), partial(mark_deduplicated, self._job))
+            self._run_tasks(watcher, plan.duplicate_rows(), partial(mark_deduplicated, self._job), "mark duplicates")
         if not self._archive.stop_requested():
+            describe_jobs(self._spark, "verify the selection")
             self._excluded = plan.count_excluded(self._archive)
 
-    def _run_tasks(self, watcher: PhaseWatcher, rows: Any, task: Task) -> list[TaskCounts]:
+    def _run_tasks(self, watcher: PhaseWatcher, rows: Any, task: Task, named: str) -> list[TaskCounts]:
         """Return the counts of the tasks, and report their notes."""
-        found = [TaskCounts(**each) for each in self._collect(watcher, rows, task)]
+        found = [TaskCounts(**each) for each in self._collect(watcher, rows, task, named)]
         self._clocks_ahead_ms.extend(row.clock_ahead_ms for row in found if row.clock_ahead_ms is not None)
         for note in dict.fromkeys(line for row in found if row.note for line in row.note.splitlines()):
             self.note(watcher.phase, note)
@@ -436,11 +437,11 @@ class Driver:
         self._notes.append(text)
         self._begin(phase, text)
 
-    def _collect(self, watcher: PhaseWatcher, rows: Any, task: Task) -> list[dict[str, Any]]:
+    def _collect(self, watcher: PhaseWatcher, rows: Any, task: Task, named: str) -> list[dict[str, Any]]:
         """Return the results of tasks. Those that a pause has ended run again."""
         while True:
             with self._pauses.tasks(self._held, self._on_event):
-                act = partial(run_tasks, rows, task)
+                act = partial(run_tasks, rows, task, named)
                 found: list[dict[str, Any]] = run_action(watcher, act, self._held, self._on_event)
             if not self._pauses.interrupted:
                 return found
@@ -480,7 +481,9 @@ class Driver:
         """Run a task for each of these queues, and return how many messages they released, by queue."""
         rows, released = self._spark.range(0, len(queues), 1, len(queues)), Counter[str]()
         self._held.used = True
-        for row in self._run_tasks(watcher, rows, partial(run_queues, job, kind, queues)):
+        for row in self._run_tasks(
+            watcher, rows, partial(run_queues, job, kind, queues), job_name(watcher.phase, self._run.queues)
+        ):
             released[row.queue] += row.released
             for each in row.renamed:
                 self._run.delivery.renames(each)
@@ -533,6 +536,7 @@ class Driver:
     def _plan(self) -> ShardPlan:
         """Build the plan. Raises DestinationsMissing, unless missing destinations are allowed or skipped."""
         self._begin("plan", "planning: copies, expiry and destinations")
+        describe_jobs(self._spark, "plan: copies, expiry and destinations")
         plan = self._build_plan(self._run)
         for row in plan.flows:
             self._run.delivery.name(row["destination"])
@@ -576,7 +580,8 @@ class Driver:
         if topics:
             self._begin("plan", f"evaluating the rules of {', '.join(topics)}")
             count = partial(count_discards, self._job, topics)
-            found = self._collect(PhaseWatcher(self._archive, "send"), plan.send_rows(), count)
+            rules = job_name("evaluate the rules of", topics)
+            found = self._collect(PhaseWatcher(self._archive, "send"), plan.send_rows(), count, rules)
             for text in check_discards(self._job, found):
                 self.note("plan", text)
 

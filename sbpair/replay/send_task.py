@@ -38,6 +38,7 @@ from sbpair.replay.ledger import Key as RowKey
 from sbpair.replay.run_description import TaskJob, open_destination
 from sbpair.replay.segment import RowPosition, SegmentReader
 from sbpair.replay.shard_plan import COLUMNS, DUPLICATE_COLUMNS
+from sbpair.replay.spark import describe_jobs
 from sbpair.replay.task_lease import TaskLease
 from sbpair.runs.journal import NO_KEY, Journal, Key
 
@@ -69,8 +70,15 @@ class TaskCounts(NamedTuple):
     renamed: Sequence[str] = ()
 
 
-def run_tasks(rows: Any, run: Callable[[Iterator[Any]], Iterable[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """Run a function in a task for each partition of the rows. Return its results, which pass as JSON."""
+def run_tasks(
+    rows: Any, run: Callable[[Iterator[Any]], Iterable[Mapping[str, Any]]], named: str = ""
+) -> list[dict[str, Any]]:
+    """Run a function in a task for each partition of the rows. Return its results, which pass as JSON.
+
+    The job is `named` so in Spark's UI, or as its session says.
+    """
+    if named:
+        describe_jobs(rows.sparkSession, named)
 
     def task(batches: Iterator[Any]) -> Iterator[Any]:
         import pyarrow as pa

@@ -18,14 +18,14 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from socketserver import BaseServer
 from typing import TYPE_CHECKING, Any
 
 from sbpair import errors
-from sbpair.errors import MachineLacks, SbpairError, Unavailable, Unsafe, UsageError
+from sbpair.errors import JobCancelled, MachineLacks, SbpairError, Unavailable, Unsafe, UsageError
 from sbpair.operating_system import require_posix
 from sbpair.operating_system.files import temporary_directory
 from sbpair.operating_system.signals import handlers_kept
@@ -78,11 +78,16 @@ _NO_JAVA = "does not exist in the JVM"
 _RAISED = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n)+(\S.*)")
 """A traceback of a worker's Python, and what was raised."""
 
+_LOST_TASK = re.compile(r"\(TID \d+\) \((?P<worker>\S+) executor (?!driver\))\S+\): ")
+_CANCELLED = re.compile(r"\bJob \d+ cancelled\b|\bOPERATION_CANCELED\b")
+
 VARIABLE = "SPARK_REMOTE"
 DEFAULT_PORT = 15002
 REACH_SECONDS = 5.0
 STOP_SECONDS = 10.0
 """How long to wait for the server to end the session and its tasks. PySpark retries for ten minutes."""
+
+MAX_NAMED = 3  # queues or destinations that the description of a job names
 
 MAX_RETRIES, MAX_BACKOFF_MS = 12, 10_000
 """For a server that has gone: PySpark tries for 90 s again. A connection that returns in time loses nothing."""
@@ -205,6 +210,8 @@ def spark_session(
     master: str, settings: Mapping[str, str], *, verbose: bool = False, package: str | None = None
 ) -> Iterator[Any]:
     """Open a session, with a `package` to import from. Raises Unsafe for speculation, MachineLacks without a start."""
+    if python := settings.get("spark.pyspark.python"):  # which only spark-submit reads
+        os.environ["PYSPARK_PYTHON"] = python
     if is_local_master(master):
         # By default workers use the first python3 on the PATH.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -276,6 +283,18 @@ def add_package(spark: Any, package: str) -> None:
         spark.addArtifacts(package, pyfile=True)
     except PySparkRuntimeError:  # Spark 3.5 has it for Spark Connect only
         spark.sparkContext.addPyFile(package)
+
+
+def describe_jobs(spark: Any, text: str) -> None:
+    """Name the jobs that this thread starts from now on, and their stages. No-op with Spark Connect."""
+    with suppress(*spark_errors()):  # of a client, which has no context
+        spark.sparkContext.setJobDescription(text)
+
+
+def job_name(verb: str, names: Collection[str]) -> str:
+    """Return a description of a job, such as `send orders`: with many names, the first ones and how many follow."""
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return f"{verb} {', '.join([*names][:MAX_NAMED])}{more}"
 
 
 def count_task_slots(spark: Any) -> int:
@@ -354,8 +373,14 @@ def spark_message(error: Exception) -> str:
     if raised := _RAISED.findall(text):  # the last: it may have been raised while another one was handled
         return str(raised[-1])
     lines = text.strip().splitlines() or [type(error).__name__]
-    java = next((line for line in lines if line.startswith(": ")), lines[0])
+    java = _LOST_TASK.split(next((line for line in lines if line.startswith(": ")), lines[0]))[-1]
     return re.sub(r"^: |\b[a-z][\w$.]*\.\w*(Exception|Error): ", "", java).strip()
+
+
+def failed_worker(text: str) -> str | None:
+    """Return the worker whose task failed last, if the text is Spark's error about one."""
+    found = _LOST_TASK.search(text)
+    return found and found["worker"]
 
 
 def unreadable_segment(text: str) -> str | None:
@@ -409,7 +434,10 @@ def translate_failure(error: BaseException, archive: Archive) -> BaseException:
     if isinstance(error, ConnectionError) or "Py4JNetworkError" in repr(error) or _NO_JAVA in text:
         return Unavailable("Spark's Java was killed, or crashed", hint=f"nothing is lost: continue with {resume}")
     first = spark_message(error) if isinstance(error, Exception) else type(error).__name__
-    return Unavailable(f"Spark failed: {first}", hint=f"nothing is lost: continue with {resume}")
+    if _CANCELLED.search(text):
+        return JobCancelled(f"Spark's job was cancelled: {first}", hint=f"nothing is lost: continue with {resume}")
+    where = f" on worker {worker}" if (worker := failed_worker(text)) else ""
+    return Unavailable(f"Spark failed{where}: {first}", hint=f"nothing is lost: continue with {resume}")
 
 
 def check_remote(url: str, *, shown: bool) -> None:

@@ -38,7 +38,6 @@ SETTINGS = {
     "spark.sql.execution.arrow.maxBytesPerBatch": str(16 * 1024 * 1024),
     # What its pages, its event log and its own logs hide; the password of a proxy is in its variable.
     "spark.redaction.regex": f"{HIDDEN_SETTING}|proxy",
-    "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }
 
@@ -102,12 +101,13 @@ def check_speculation(speculation: str) -> None:
 
 
 def local_settings(master: str) -> dict[str, str]:
-    """Return settings that keep a local master off the network, and its Java from taking the cores."""
+    """Return settings that keep a local master off the network, without a UI, and its Java from taking the cores."""
     if not is_local_master(master):
         return {}
     collector = "Serial" if (local_parallelism(master) or 1) <= FEW_TASKS else "Parallel"
     return {
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
+        "spark.ui.enabled": "false",
         JAVA_OPTIONS: f"{LOCAL_JAVA} -XX:+Use{collector}GC",
     }

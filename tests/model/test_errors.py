@@ -33,7 +33,13 @@ def test_every_exit_code_has_one_meaning() -> None:
     assert {each.exit_code for each in classes().values()} <= MEANINGS.keys()
     # ProtocolError shares 6 with Unavailable: whoever cannot be understood cannot be reached either.
     # A run that stopped before its end is as partial as a refused one.
-    partial = (errors.SkipLimitReached, errors.DestinationsMissing, errors.WouldDiscard, errors.RampStopped)
+    partial = (
+        errors.SkipLimitReached,
+        errors.DestinationsMissing,
+        errors.WouldDiscard,
+        errors.JobCancelled,
+        errors.RampStopped,
+    )
     shared = (errors.ProtocolError, *partial)
     codes = [each.exit_code for each in direct if each not in shared]
     assert len(codes) == len(set(codes))

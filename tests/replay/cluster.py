@@ -109,11 +109,13 @@ class Cluster:
         self.workers: list[int] = []
 
     def start(self, workers: int) -> None:
-        output = self._launch(MASTER, "--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
+        place = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
+        output = self._launch(MASTER, *place, environment=self._environment)
         self.url = output.find(lambda line: re.search(r"Starting Spark master at (\S+)", line), START_SECONDS)[1]
         self.add_workers(workers)
 
-    def add_workers(self, count: int) -> None:
+    def add_workers(self, count: int, **environment: str) -> None:
+        """Start workers, with this environment in addition to that of the others."""
         begun = []
         for _ in range(count):
             place = (
@@ -124,7 +126,8 @@ class Cluster:
                 "--work-dir",
                 f"{self._directory}/{len(self._processes)}",
             )
-            begun.append(self._launch(WORKER, *place, "--cores", "1", "--memory", "1g", self.url))
+            words = (*place, "--cores", "1", "--memory", "1g", self.url)
+            begun.append(self._launch(WORKER, *words, environment={**self._environment, **environment}))
             self.workers.append(self._processes[-1].pid)
         for output in begun:
             output.find(lambda line: "Successfully registered with master" in line or None, START_SECONDS)
@@ -149,8 +152,8 @@ class Cluster:
             process.kill()
             process.wait()
 
-    def _launch(self, kind: str, *words: str) -> ProcessOutput:
-        process, output = launch("spark-class", kind, *words, environment=self._environment)
+    def _launch(self, kind: str, *words: str, environment: Mapping[str, str]) -> ProcessOutput:
+        process, output = launch("spark-class", kind, *words, environment=environment)
         self._processes.append(process)
         return output
 

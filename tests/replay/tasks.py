@@ -90,8 +90,13 @@ def planned(archive: Archive) -> list[pa.RecordBatch]:
     return list(rows.append_column("shard", pa.array([0] * len(rows), pa.int32())).to_batches())
 
 
+CONTEXT = SimpleNamespace(setJobDescription=lambda _text: None)
+
+
 class LocalRows:
     """Rows by partition. Each has a task, in a thread of this process."""
+
+    sparkSession = SimpleNamespace(sparkContext=CONTEXT)  # noqa: N815  Spark's name
 
     def __init__(self, *partitions: list[pa.RecordBatch]) -> None:
         self._partitions = partitions
@@ -108,6 +113,8 @@ class LocalRows:
 
 class LocalSpark:
     """A session for drains and moves, and for a plan without a condition and without deduplication."""
+
+    sparkContext = CONTEXT  # noqa: N815  Spark's name
 
     def range(self, start: int, end: int, step: int, _partitions: int) -> LocalRows:
         return LocalRows(*([pa.RecordBatch.from_pydict({"id": [number]})] for number in range(start, end, step)))

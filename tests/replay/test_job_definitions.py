@@ -368,7 +368,7 @@ def test_the_printed_command_gives_workers_sbpair_from_the_package(tmp_path: Pat
         run += ["--master", cluster.url, "--shared-archive", "--conf", f"spark.pyspark.python={python}"]
         without = subprocess.run(run, env=place.shell(tmp_path), capture_output=True, text=True, check=False)
         assert without.returncode == 7
-        assert "the executors cannot run sbpair: ModuleNotFoundError: No module named 'sbpair'" in without.stderr
+        assert ": sbpair is missing: No module named 'sbpair' in " in without.stderr
         run += ["--output", "json", "--package", package, "--print-submit"]
         printed = subprocess.run(run, env=place.shell(tmp_path), stdout=subprocess.PIPE, check=True).stdout
         command = shlex.join(json.loads(printed)["command"])

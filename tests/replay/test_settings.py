@@ -201,7 +201,8 @@ def test_a_local_spark_starts_with_its_settings_and_light_workers(
 
     with spark.spark_session("local[1]", HASTY) as session:
         conf = session.sparkContext.getConf()
-        assert (conf.get("spark.speculation"), conf.get("spark.speculation.quantile")) == ("false", "0.5")
+        chosen = [conf.get(f"spark.{name}") for name in ("speculation", "ui.enabled", "speculation.quantile")]
+        assert chosen == ["false", "false", "0.5"]
         for name in SECRET_NAMES:  # as spark-defaults.conf may set them
             session.conf.set(name, "s3cr3t")
             assert "redacted" in session.sql(f"SET `{name}`").collect()[0].value
