@@ -7,6 +7,7 @@ its own, with one thread. All share this machine: where its CPU is used up, two 
 --answer-ms repeats the run with namespaces that answer later: then a worker waits. `speedup` is that of the largest
 size, Java's warm-up and each phase's first and last waits included; `slopes` is that of the messages between the sizes.
 A rate is messages over the time of a phase; CPU is user and system of every process, by kind, within the phase.
+`cpu_s_per_1k` is the CPU of a thousand more messages, `peak_mb` the memory of the largest process, both by kind.
 """
 
 import asyncio
@@ -68,7 +69,7 @@ def measured(count: int, workers: int, tasks: int, answer_ms: int) -> dict[str, 
         asyncio.run(stranded.fill(sides[1]))
         environment = emulated_environment(ready, directory) | {"PYSPARK_PYTHON": sys.executable}
         with standalone(Path(directory, "cluster"), environment, workers) as cluster, far_away(sides, answer_ms):
-            marks, *_ = watched(
+            marks, costs, _ = watched(
                 command(cluster.url, tasks, directory),
                 environment,
                 partial(processes, cluster=cluster, emulators=pids),
@@ -77,7 +78,8 @@ def measured(count: int, workers: int, tasks: int, answer_ms: int) -> dict[str, 
             )
         asyncio.run(stranded.check(*sides))
     found = spans(marks)
-    return {phase: figures(count, *found[phase], answer_ms=answer_ms) for phase in PHASES}
+    peaks = {kind: round(costs.peak_mb(kind)) for kind in sorted(marks[-1].spent) if kind != MACHINE}
+    return {phase: figures(count, *found[phase], answer_ms=answer_ms) for phase in PHASES} | {"peak_mb": peaks}
 
 
 def command(master: str, tasks: int, directory: str) -> list[str]:
@@ -128,7 +130,21 @@ def document(sizes: list[int], workers: list[int], answers_ms: list[int]) -> dic
         for count in sizes:
             runs.append({str(number): measured(count, number, max(workers), answer_ms) for number in workers})
             log(f"{count} messages, answers after {answer_ms} ms: {json.dumps(runs[-1])}")
-        found["answer_ms"][str(answer_ms)] = {"largest": runs[-1], **speedups(runs[0], runs[-1])}
+        costs = cpu_per_1k(runs[0], runs[-1], sizes[-1] - sizes[0])
+        found["answer_ms"][str(answer_ms)] = {"largest": runs[-1], "cpu_s_per_1k": costs, **speedups(runs[0], runs[-1])}
+    return found
+
+
+def cpu_per_1k(small: dict[str, Any], large: dict[str, Any], more: int) -> dict[str, dict[str, float]]:
+    """Return the CPU seconds of a thousand more messages, by the number of workers and by kind. {} for one size."""
+    found: dict[str, dict[str, float]] = {}
+    for number in large if more else ():
+        cost: Counter[str] = Counter()
+        for phase in PHASES:
+            for each, sign in ((large, 1), (small, -1)):
+                for kind, seconds in each[number][phase]["cpu_s"].items():
+                    cost[kind.partition(" of executor")[0]] += sign * seconds  # type: ignore[assignment]
+        found[number] = {kind: round(1000 * seconds / more, 4) for kind, seconds in sorted(cost.items())}
     return found
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.benchmarks.replay import MACHINE, Mark, spans
-from tests.benchmarks.replay_scaling import PHASES, bound, figures, speedups
+from tests.benchmarks.replay_scaling import PHASES, bound, cpu_per_1k, figures, speedups
 from tests.benchmarks.test_benchmarks import benchmark
 
 EMULATED, PYTHON, JAVA = "emulator of contoso", "Python of executor 0", "executors' Java"
@@ -73,6 +73,12 @@ def test_the_speedup_compares_the_most_workers_with_the_fewest() -> None:
     }
 
 
+def test_the_cpu_of_more_messages_is_that_of_all_phases_by_kind() -> None:
+    small, large = ({"2": {phase: {"cpu_s": {PYTHON: cpu, JAVA: 1.0}} for phase in PHASES}} for cpu in (1.0, 3.0))
+    assert cpu_per_1k(small, large, 2_000) == {"2": {"Python": 3.0, JAVA: 0.0}}
+    assert cpu_per_1k(large, large, 0) == {}
+
+
 @pytest.mark.java
 @pytest.mark.slow
 def test_the_benchmark_measures_a_cluster_near_and_far() -> None:
@@ -82,6 +88,8 @@ def test_the_benchmark_measures_a_cluster_near_and_far() -> None:
     for each in found["answer_ms"].values():
         assert each["speedup"] == dict.fromkeys((*PHASES, "all"), 1.0)
         phases = each["largest"]["1"]
+        assert min(phases.pop("peak_mb").values()) > 0
         assert set(phases) == set(PHASES)
         assert all(found["cores"]["used"] > 0 and found["bound_by"] for found in phases.values())
+        assert each["cpu_s_per_1k"].keys() == {"1"}
         assert phases["send"]["cpu_s"]["emulator of contoso"] > 0
