@@ -8,6 +8,7 @@ import pickle
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from sbpair.amqp_client.client import connect
@@ -37,7 +38,7 @@ LACKS = {
         "give each worker the credential in its own environment, and a way to the namespace",
     ),
 }
-"""What a worker may lack, in the order of the checks: the words of the error, and the remedy."""
+"""Words and remedies of the errors about a worker, in the order of the checks."""
 
 UNSEEN = "it does not have what this machine has written there"
 
@@ -52,7 +53,7 @@ def check_executors(spark: Any, job: TaskJob) -> int:
     describe_jobs(spark, "check the workers")
     try:
         slots = count_task_slots(spark)
-        found = _run_probes(spark, max(job.tasks, slots), _probe(pickle.dumps(job), nonce))
+        found = _run_probes(spark, max(job.tasks, slots), _probe(pickle.dumps(partial(find_lacks, job, nonce))))
         for each in found:
             if each["path"] is not None and not archive.exists(each["path"]):
                 each["lacks"]["store"] = UNSEEN
@@ -65,7 +66,7 @@ def check_executors(spark: Any, job: TaskJob) -> int:
     return slots
 
 
-def _probe(job: bytes, nonce: str) -> Callable[[int], str]:
+def _probe(finder: bytes) -> Callable[[int], str]:
     """Return the function of a task. It is pickled whole, so that it runs where sbpair is missing, and says so."""
 
     def look(_row: int) -> str:
@@ -73,18 +74,18 @@ def _probe(job: bytes, nonce: str) -> Callable[[int], str]:
         import pickle
         import socket
         import sys
-        from importlib import import_module
 
         found: dict[str, Any] = {"worker": socket.gethostname(), "lacks": {}, "path": None}
         kind = "python"
         try:
-            import_module("pyarrow")
+            import pyarrow as pa  # noqa: F401
+
             kind = "package"
-            checks = import_module("sbpair.replay.cluster_checks")
+            find = pickle.loads(finder)  # noqa: S301  of the driver
         except ImportError as error:
             found["lacks"] = {kind: f"{error} in {sys.executable}"}
         else:
-            found |= checks.find_lacks(pickle.loads(job), nonce)  # noqa: S301  of the driver
+            found |= find()
         return json.dumps(found)
 
     return look
