@@ -432,7 +432,9 @@ class SessionsSource(_UnlockedWithLink):
             if self._wire.error is not None:
                 raise
             return None
-        session = SessionSource(self._wire, receiver, self.queue, lock_seconds=self._lock_seconds)
+        session = SessionSource(
+            self._wire, receiver, self.queue, keeps_payload=self._keeps_payload, lock_seconds=self._lock_seconds
+        )
         session._decoder = self._decoder  # the messages of most sessions are alike
         return session
 

@@ -69,6 +69,10 @@ _HADOOP = {"s3": "s3a", "gcs": "gs"}
 _NOT_OPENED = re.compile(r"(dbfs|s3a|s3n|(?!file)[a-z][a-z0-9+.-]+(?=:/(?!/))):/", re.IGNORECASE)
 """Schemes of Spark and Databricks, and URLs with one slash: as paths, they would be directories of this machine."""
 
+_RENAMES = "abfs"
+_WHOLE = frozenset(("local", "s3", "gcs", _RENAMES))
+"""File systems in which a file appears whole. In the renaming one it does if it is written beside its place."""
+
 CHECKED = (LEDGER, EXPIRED, QUARANTINE, DEDUPLICATED, DOUBTFUL, DIGESTS, REPORT)
 """Directories with a checksum. The segments have none, since they may be terabytes: `digests` has those of each."""
 
@@ -118,6 +122,7 @@ class Archive:
         self._fs, root = _open_filesystem(url)
         self.is_local = isinstance(self._fs, fs.LocalFileSystem)
         self.root = f"{root.rstrip('/')}/{run}"
+        self._renames = False
 
     def of(self, run: str) -> Archive:
         """Return the files of another run, through the same connection."""
@@ -138,6 +143,16 @@ class Archive:
                 for each in make_private(Path(self.root)):
                     sync_directory(each.parent)
 
+    def list_whole_files(self) -> None:
+        """Create the directory of segments for good, where files appear whole. Raises UsageError, MachineLacks."""
+        if (kind := self._fs.type_name) not in _WHOLE:
+            raise UsageError(
+                f"--archive {self.url}: {kind} lists files before they are whole",
+                hint="a stream needs a local disk, s3://, gs:// or abfs://",
+            )
+        self._renames = kind == _RENAMES
+        self.write(f"{SEGMENTS}/.stream", b"")  # an object store has no empty directory
+
     def write(self, path: str, data: bytes | pa.Buffer | IO[bytes], *, sync: bool = True) -> None:
         """Write a file, or a copy of another one. Raises MachineLacks if that fails; the file is then absent."""
         place = f"{self.root}/{path}"
@@ -146,8 +161,11 @@ class Archive:
                 make_directories(Path(self.root), Path(place).parent)
                 write_file(Path(place), data, sync=sync)
             else:
-                with self._fs.open_output_stream(place) as stream:
+                beside = f"{self.root}/.{uuid.uuid4().hex}" if self._renames else place
+                with self._fs.open_output_stream(beside) as stream:
                     _write(stream, data)
+                if self._renames:
+                    self._fs.move(beside, place)
 
     def read(self, path: str) -> bytes:
         """Read a file. Raises FileNotFoundError; MachineLacks if it is unreadable."""

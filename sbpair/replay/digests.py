@@ -13,7 +13,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -54,7 +54,8 @@ FOOTER_END = 8  # bytes behind a footer: its length, and the mark of the format
 class FileDigest:
     """The digest of one file: its size, the SHA-256 of its bytes, and that of its last `end_bytes`, its footer.
 
-    A segment has its key range, and the attempt at a task that wrote it; "" if a driver adopted it.
+    A segment has its key range, and the attempt at a task that wrote it; "" if a driver adopted it. That of a segment
+    that was `collected` from a stream stays as its tombstone.
     """
 
     path: str
@@ -68,6 +69,7 @@ class FileDigest:
     first: int | None = None
     last: int | None = None
     attempt: str = ""
+    collected: bool = False
 
     def check(self, archive: Archive, others: Mapping[str, str] = MappingProxyType({})) -> None:
         """Raise StateRefused unless the file has this size and end. `others` are paths of the run by their SHA-256."""
@@ -120,7 +122,7 @@ def store_digest(archive: Archive, run: ReplayRun, segment: Segment, content: pa
 def _store(archive: Archive, digests: Iterable[FileDigest]) -> str:
     """Write a digest file, and return its name."""
     files = [
-        {name: value for name, value in asdict(each).items() if value not in ("", None)}
+        {name: value for name, value in asdict(each).items() if value not in ("", None, False)}
         for each in sorted(digests, key=lambda each: each.path)
     ]
     content = json.dumps({"run": archive.run, "files": files}, separators=(",", ":")).encode()
@@ -136,9 +138,13 @@ class StoredDigests(NamedTuple):
     named_in: dict[str, list[str]]
 
     def files(self, names: Iterable[str] | None = None) -> dict[str, FileDigest]:
-        """Return the digests in all digest files, or in those of these names, by the path of their file."""
+        """Return the digests in all digest files, or in those of these names, by the path of their file.
+
+        An interrupted merge leaves the digest of a segment beside its tombstone, which counts.
+        """
         wanted = self.lists if names is None else names
-        return {each.path: each for name in wanted for each in self.lists[name]}
+        found = sorted((each for name in wanted for each in self.lists[name]), key=lambda each: each.collected)
+        return {each.path: each for each in found}
 
 
 def read_digests(archive: Archive) -> StoredDigests:
@@ -232,12 +238,14 @@ def read_drained(archive: Archive) -> Drained | None:
 class CheckedFiles:
     """The files of a run that were checked: digests and rows by path, and segments without a digest.
 
-    The task of such a segment runs, or died before it could store the digest.
+    The task of such a segment runs, or died before it could store the digest. `collected` counts the rows of segments
+    that were collected from a stream.
     """
 
     digests: dict[str, FileDigest] = field(default_factory=dict)
     rows: dict[str, int] = field(default_factory=dict)
     not_adopted: tuple[str, ...] = ()
+    collected: int = 0
 
     @property
     def messages(self) -> int:
@@ -258,16 +266,17 @@ def check_files(archive: Archive, run: ReplayRun, *, full: bool = False) -> Chec
     outcomes = {path: size for kind in OUTCOMES for path, size in archive.sizes(kind).items() if path.endswith(PARQUET)}
     stored = read_digests(archive)
     _check_reports(archive, stored, sent=bool(outcomes))
-    removed = _removed(archive)
-    digests = {path: each for path, each in stored.files().items() if not path.startswith(removed)}
+    removed, known = _removed(archive), stored.files()
+    gone = {path: each.rows for path, each in known.items() if each.collected}
+    digests = {path: each for path, each in known.items() if not (path in gone or path.startswith(removed))}
     _check_listed(archive, run, [*digests.values()], full=full)
     rows = {path: each.rows for path, each in digests.items() if path.endswith(PARQUET)}
     unlisted = {path: size for path, size in outcomes.items() if path not in digests and (size or archive.is_local)}
     _check_copies(archive, digests.values(), unlisted)
     rows |= for_each_file(lambda path: archive.check_footer(path, archive.footer(path), OUTCOME), unlisted)
-    found = [] if removed else [path for path in archive.files(SEGMENTS) if path not in digests]
-    rows |= for_each_file(lambda path: _check_unlisted(archive, path), found)
-    return CheckedFiles(digests, rows, tuple(found))
+    found = [] if removed else [path for path in archive.files(SEGMENTS) if path not in known]
+    rows |= for_each_file(lambda path: _check_unlisted(archive, run, path), found)
+    return CheckedFiles(digests, rows, tuple(found), sum(gone.values()))
 
 
 def for_each_file(check: Callable[[str], T], paths: Collection[str]) -> dict[str, T]:
@@ -328,15 +337,14 @@ def _copy(archive: Archive, path: str, first: str) -> StateRefused:
     return StateRefused(f"{archive.root}/{path} is a copy of {first}", hint="remove the copy from the run's directory")
 
 
-def _check_unlisted(archive: Archive, path: str) -> int:
+def _check_unlisted(archive: Archive, run: ReplayRun, path: str) -> int:
     """Return the rows of a segment without a digest. Raises StateRefused unless it is one of this run, in its place."""
     rows = archive.check_footer(path, archive.footer(path), SEGMENT)
     columns = archive.read_table(path, ["segment", "queue"])
     queue, _, name = path.removeprefix(f"{SEGMENTS}/").removesuffix(PARQUET).rpartition("/")
     own, queues = ({*pc.unique(columns.column(each)).to_pylist()} for each in ("segment", "queue"))
-    if not queue:  # earlier versions have a directory for each queue
-        queues = set()
-    if own - {name} or queues - {queue}:
+    known = {queue} if queue else {*run.queues}  # earlier versions have a directory for each queue
+    if own - {name} or queues - known:
         raise _copy(archive, path, f"{SEGMENTS}/{'/'.join(map(str, (*queues, *own)))}{PARQUET}")
     return rows
 
@@ -346,7 +354,12 @@ def adopt_segments(archive: Archive, run: ReplayRun) -> tuple[str, ...]:
 
     Raises StateRefused as `check_files` does, and for a broken segment.
     """
-    found = check_files(archive, run).not_adopted if run.digests else ()
+    if run.is_stream:  # readers may have deleted others
+        known = read_digests(archive).files()
+        found = tuple(path for path in archive.files(SEGMENTS) if path not in known)
+        for_each_file(lambda path: _check_unlisted(archive, run, path), found)
+    else:
+        found = check_files(archive, run).not_adopted if run.digests else ()
     for path in found:
         table = archive.read_table(path)  # its pages have checksums
         numbers = pc.min_max(table.column("sequence_number")).as_py()
@@ -355,6 +368,16 @@ def adopt_segments(archive: Archive, run: ReplayRun) -> tuple[str, ...]:
         keys = {"first": numbers["min"], "last": numbers["max"]}
         _store(archive, [digest_of(path, archive.read(path), **origin, **keys)])
     return found
+
+
+def merge_digests(archive: Archive, collected: Collection[str] = ()) -> None:
+    """Merge the digest files of a stream into one, in which the digests of collected segments become tombstones."""
+    stored = read_digests(archive)
+    known = stored.files()
+    merged = [replace(each, collected=each.collected or path in collected) for path, each in known.items()]
+    kept = {_store(archive, merged)} if merged else set()
+    for name in stored.lists.keys() - kept:
+        archive.remove(f"{DIGESTS}/{name}{JSON}")
 
 
 def write_report(archive: Archive, run: ReplayRun, path: str, report: Mapping[str, Any]) -> None:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, NamedTuple
 
 from sbpair.backlog import check_path
 from sbpair.errors import ExitCode
-from sbpair.model.document import OMITTED, SPREAD, TIME, document
+from sbpair.model.document import OMITTED, SPREAD, TIME, UNLESS_NONE, document
 from sbpair.move.message.route import Facts, Route, Send
 from sbpair.runs.journal import Key, message_key
 
@@ -64,10 +64,12 @@ class Proof:
     not_adopted: Annotated[list[str], "Paths of segments without a digest, which a resume adopts"] = field(
         default_factory=list
     )
+    streamed: Annotated[int | None, "Archived messages of a stream, from which nothing is sent", UNLESS_NONE] = None
+    collected: Annotated[int | None, "Rows of a stream's segments that gc deleted", UNLESS_NONE] = None
 
     @property
     def balanced(self) -> Annotated[bool, "Whether the counts add up"]:
-        ended = self.acknowledged + self.expired + self.quarantined + self.deduplicated
+        ended = self.acknowledged + self.expired + self.quarantined + self.deduplicated + (self.streamed or 0)
         return self.archived == ended and not (self.contradictions or self.unknown)
 
     @property
@@ -90,7 +92,7 @@ class ReplayEnd(NamedTuple):
     excluded: Annotated[int, "Unsent messages that --destination and --where left out"]
 
 
-MODE = {"enum": ["archive", "direct"]}
+MODE = {"enum": ["archive", "direct", "stream"]}
 FINISHED = ("proved", "removed", "moved")
 """Phases of a run that has ended, and that a stop would not change."""
 PHASES = ("drain", "drained", "send", "move", *FINISHED)
@@ -111,14 +113,15 @@ class ReplayReceipt(NamedTuple):
     proof: Annotated[Proof, SPREAD]
     queues: Annotated[dict[str, dict[str, int]], "Counts of each queue, by outcome"]
     archived: Annotated[int | None, "Archived messages; null in direct mode"]
-    unsent: Annotated[int | None, "Messages still to be sent; null in direct mode"]
+    unsent: Annotated[int | None, "Messages still to be sent; null in direct mode, and of a stream"]
     direct: Annotated[DirectCounts | None, SPREAD] = None
     end: Annotated[ReplayEnd | None, SPREAD] = None
 
 
 def replay_receipt(run: str, mode: str, proof: Proof, end: ReplayEnd | None = None) -> ReplayReceipt:
     if mode != "direct":
-        return ReplayReceipt(run, mode, proof, proof.queues, proof.archived, proof.unsent, end=end)
+        unsent = None if mode == "stream" else proof.unsent
+        return ReplayReceipt(run, mode, proof, proof.queues, proof.archived, unsent, end=end)
     names = {"archived": "received", "unsent": "in_doubt"}
     queues = {
         queue: {names.get(name, name): count for name, count in each.items()} for queue, each in proof.queues.items()

@@ -19,9 +19,9 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import repeat
-from math import ceil
+from math import ceil, inf
 from operator import itemgetter
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from sbpair.azure.destinations import open_destinations
 from sbpair.errors import SbpairError, StateRefused, Unavailable
@@ -52,6 +52,9 @@ from sbpair.replay.send_task import (
     run_in_worker,
 )
 from sbpair.replay.task_lease import READY_SECONDS, TaskLease
+
+if TYPE_CHECKING:
+    from sbpair.amqp_client.client import AmqpClient
 
 T = TypeVar("T")
 
@@ -190,6 +193,9 @@ class QueueTask(ABC):
 class QueueDrain(QueueTask):
     """The drain of one queue into segments. One segment is stored while the next fills."""
 
+    _max_tries: float = MAX_TRIES
+    _seal_seconds = inf  # after the first message of a segment
+
     def __init__(self, job: TaskJob, queue: str) -> None:
         super().__init__(job, queue)
         self._messages = self._released = self._unconfirmed = 0
@@ -203,11 +209,14 @@ class QueueDrain(QueueTask):
 
             async def attempt() -> None:
                 async with connect_backlog() as client:
-                    await self._drain(await RawSource.open(client, self._queue, keeps_payload=True))
+                    await self._drain(await self._open(client))
 
-            await retry_while_progressing(self._queue, attempt, lambda: self._messages, self._archive)
+            await retry_while_progressing(self._queue, attempt, lambda: self._messages, self._archive, self._max_tries)
         settled = self._attempt if self._messages and not self._unconfirmed else None
         return TaskCounts(self._released, self._cutoff.clock_ahead_ms, settled=settled)
+
+    async def _open(self, client: AmqpClient) -> RawSource:
+        return await RawSource.open(client, self._queue, keeps_payload=True)
 
     async def _drain(self, source: RawSource) -> None:
         failure: SbpairError | None = None
@@ -240,22 +249,29 @@ class QueueDrain(QueueTask):
         while self._store_error is None and not self._stop.requested():
             source.grant(MAX_RECEIVE)
             limit = min(MAX_RECEIVE, max(1, self._options.segment_messages - len(segment)))
-            messages = await self._take(source, limit, IDLE_SECONDS if segment else self._options.empty_seconds)
+            messages = await self._take(source, limit, self._idle_seconds(segment))
             if messages:
                 await self._add(source, segment, messages)
             if segment and (not messages or self._is_full(segment)):
                 await self._start_store(source, segment, tasks)
                 segment = self._new_segment()
-            elif not messages or self._cutoff.is_due():
-                await self._wait_stored()
-                if await self._cutoff.is_reached(source):
-                    break
+            elif (not messages or self._cutoff.is_due()) and await self._is_drained(source):
+                break
         if segment:
             await self._start_store(source, segment, tasks)
 
+    async def _is_drained(self, source: RawSource) -> bool:
+        await self._wait_stored()
+        return await self._cutoff.is_reached(source)
+
+    def _idle_seconds(self, segment: Segment) -> float:
+        """Return how long to wait for a message: after such a wait, the segment is stored."""
+        return IDLE_SECONDS if segment else self._options.empty_seconds
+
     def _new_segment(self) -> Segment:
-        shards = self._job.run.shards
-        segment = Segment(self._queue, self._archive.new_table(SEGMENT, shards, large=True), shards)
+        run = self._job.run
+        file = self._archive.new_table(SEGMENT, run.shards, large=True)
+        segment = Segment(self._queue, file, run.shards, stream=run.is_stream)
         self._unstored.append(segment)
         return segment
 
@@ -271,7 +287,7 @@ class QueueDrain(QueueTask):
             messages = [each for each in messages if each not in accepted]
         if messages:
             soonest = min(each.lock_until for each in messages)
-            segment.add(messages, now + LOCK_SHARE * max(0.0, soonest - now))
+            segment.add(messages, now + min(self._seal_seconds, LOCK_SHARE * max(0.0, soonest - now)))
         if segment.has_full_groups:
             # In a thread, so that the connection is still read and its heartbeats answered.
             await asyncio.to_thread(segment.write_groups)
@@ -549,11 +565,15 @@ async def retry(operation: Callable[[], Awaitable[T]]) -> T:
 
 
 async def retry_while_progressing(
-    name: str, attempt: Callable[[], Awaitable[None]], progress: Callable[[], int], archive: Archive
+    name: str,
+    attempt: Callable[[], Awaitable[None]],
+    progress: Callable[[], int],
+    archive: Archive,
+    max_tries: float = MAX_TRIES,
 ) -> None:
     """Repeat an attempt; give up without an error if a pause is requested.
 
-    Raises Unavailable after MAX_TRIES in a row without progress, or once a stop is requested.
+    Raises Unavailable after `max_tries` in a row without progress, or once a stop is requested.
     """
     failures = 0
     while True:
@@ -564,9 +584,10 @@ async def retry_while_progressing(
             failures = failures + 1 if progress() == before else 1
             if archive.pause_requested():
                 return None
-            if failures >= MAX_TRIES or archive.stop_requested():
+            if failures >= max_tries or archive.stop_requested():
                 raise
-            log.info("%s: %s; trying again", name, error.message)
+            level = logging.WARNING if failures == MAX_TRIES else logging.INFO
+            log.log(level, "%s: %s; trying again", name, error.message)
             until = time.monotonic() + RECONNECT_BACKOFF.seconds(failures)
             while (left := until - time.monotonic()) > 0 and not archive.stop_requested():  # noqa: ASYNC110  a file
                 await asyncio.sleep(min(left, STOP_POLL_SECONDS))

@@ -65,10 +65,11 @@ class SessionIds(StrEnum):
 
 
 class ReplayMode(StrEnum):
-    """Whether messages go through an archive, or within a task from the backlog to the primary."""
+    """Whether messages go through an archive, within a task to the primary, or into files that others read."""
 
     ARCHIVE = "archive"
     DIRECT = "direct"
+    STREAM = "stream"
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +177,11 @@ class ReplayRun:
         return self.options.mode is ReplayMode.DIRECT
 
     @property
+    def is_stream(self) -> bool:
+        """Whether `sbpair replay drain` fills it: nothing is sent from it."""
+        return self.options.mode is ReplayMode.STREAM
+
+    @property
     def delivery(self) -> ReplayDelivery:
         return self.options.delivery
 
@@ -226,6 +232,9 @@ def load_run(archive: Archive, pair: Pair | None = None) -> ReplayRun:
             f"{archive.root}/{RUN_FILE} belongs to run {run.id}, not {archive.run}",
             hint="use the id that the run printed; a copy of its directory must have that name",
         )
+    if pair is not None and run.is_stream:
+        text = f"run {run.id} is a stream of {run.queues[0]}: nothing is sent from it"
+        raise UsageError(text, hint=f"go on with sbpair replay drain {run.queues[0]} --run {run.id}")
     if pair is not None and run.pair != identity(pair.ends):
         raise StateRefused(
             f"run {run.id} belongs to {run.pair.get('primary')} and {run.pair.get('secondary')}, not to"

@@ -1,7 +1,8 @@
 """Segments: files of drained messages, which tasks read by position to send them.
 
 A segment has one row per message: times are ms since 1970, `ttl_ticks` units of 100 ns, `size` bytes. `message` is the
-message as it was in the backlog: its raw AMQP sections, concatenated. A row has a destination or a `flaw`.
+message as it was in the backlog: its raw AMQP sections, concatenated. A row has a destination or a `flaw`; in a stream,
+which nothing is sent from, it has neither, and rows are in order of arrival.
 
 Invariant: a message is held once, as it came or as the file has it. Rows of a shard lie together, to be read together.
 Each message read belongs to the row with its own key, and is whole; anything else is an error.
@@ -9,6 +10,7 @@ Each message read belongs to the row with its own key, and is whole; anything el
 
 from __future__ import annotations
 
+import time
 import uuid
 import zlib
 from bisect import bisect_right
@@ -83,6 +85,11 @@ def segment_path(name: str) -> str:
     return f"{SEGMENTS}/{name}{PARQUET}"
 
 
+def time_name(seconds: float) -> str:
+    """Return a time, in seconds since 1970, as it begins the names of a stream's segments: they sort by it."""
+    return f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime(seconds))}.{int(seconds * 1000) % 1000:03}Z"
+
+
 def shard_expression(shards: int, session: str) -> str:
     """Return SQL for a row's shard. Messages of a session share one, whatever their queue, so one task has them all.
 
@@ -99,13 +106,16 @@ def shard_of(destination: str | None, session_id: str | None, message_id: str | 
 
 
 class Segment:
-    """A segment that is being filled, to be written at `due` of the loop's time, and its groups once they are full."""
+    """A segment that is being filled, to be written at `due` of the loop's time, and its groups once they are full.
 
-    def __init__(self, queue: str, file: TableFile, shards: int) -> None:
+    That of a `stream` is named by the time of its first message.
+    """
+
+    def __init__(self, queue: str, file: TableFile, shards: int, *, stream: bool = False) -> None:
         self.file = file
         self.name = uuid.uuid4().hex
         self.path = segment_path(self.name)
-        self.queue, self._shards, self._max_parts = queue, shards, min(shards, MAX_PARTS)
+        self.queue, self._shards, self._max_parts, self._stream = queue, shards, min(shards, MAX_PARTS), stream
         self.messages: list[RawReceivedMessage] = []
         self.bytes = self.ungrouped_bytes = 0  # of all messages, and of those in no row group yet
         self._grouped = 0
@@ -121,6 +131,9 @@ class Segment:
 
     def add(self, messages: list[RawReceivedMessage], due: float) -> None:
         """Add messages that must be durable by `due`."""
+        if self._stream and not self.messages:
+            self.name = f"{time_name(time.time())}-{self.name}"
+            self.path = segment_path(self.name)
         for message in messages:
             message.content = None  # the payload has it too
         self.messages += messages
@@ -158,7 +171,9 @@ class Segment:
         start, count = self.file.rows, len(messages)
         facts = [message.facts for message in messages]
         of = dict(zip(Facts._fields, zip(*facts, strict=True), strict=True))
-        destinations, flaws = zip(*map(_destination, facts), strict=True)
+        destinations = flaws = pa.nulls(count, pa.string())
+        if not self._stream:
+            destinations, flaws = zip(*map(_destination, facts), strict=True)
         reasons = descriptions = pa.nulls(count, pa.string())
         if is_dead_letter_path(self.queue):
             reasons, descriptions = zip(*(dead_letters.cause_of(message.payload) for message in messages), strict=True)

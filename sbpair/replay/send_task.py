@@ -110,6 +110,9 @@ class StopPoll:
         self._archive = archive
         self._checked_at, self._stopped = float("-inf"), False
 
+    def request(self) -> None:
+        self._stopped = True
+
     def requested(self) -> bool:
         now = time.monotonic()
         if not self._stopped and now - self._checked_at >= STOP_POLL_SECONDS:

@@ -160,6 +160,7 @@ class _Verification:
             locked=self._drained.locked,
             unreadable=self._unreadable,
             not_adopted=list(self._checked.not_adopted),
+            collected=self._checked.collected or None,
         )
 
     def _add_held(self) -> None:
@@ -261,7 +262,10 @@ class _Verification:
             self._totals["contradictions"] += messages * max(0, len(outcomes) - 1)
             if row[SEGMENTS]:
                 totals["archived"] += messages
-                totals["unsent"] += 0 if outcomes else messages
+                if self._run.is_stream:
+                    self._totals["streamed"] += messages
+                else:
+                    totals["unsent"] += 0 if outcomes else messages
             else:
                 self._totals["unknown"] += messages * len(outcomes)
 
@@ -381,6 +385,9 @@ class GarbageCollection:
 def plan_gc(archive: Archive, *, unsent: bool) -> GarbageCollection:
     """Return the files to remove; with `unsent`, also messages never sent. Raises Unsafe, StateRefused."""
     run = load_run(archive)
+    if run.is_stream:
+        hint = f"delete its old segments with sbpair replay gc {run.id} --older-than 7d"
+        raise UsageError(f"run {run.id} is a stream, which has no end", hint=hint)
     # Before the proof: a file written later is in neither, or in the proof alone.
     sizes = {place: archive.sizes(place) for place in (*REMOVABLE, *(NOT_SENT if unsent else ()))}
     if not archive.exists(DRAINED_FILE) or not archive.exists(RECEIPT_FILE):

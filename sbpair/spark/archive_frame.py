@@ -1,10 +1,13 @@
-"""The archive of a replay as rows of a DataFrame: the columns of its files, and the message decoded."""
+"""The archive of a replay as rows of a DataFrame: the columns of its files, and the message decoded.
+
+The segments of `sbpair replay drain` are decoded in the same way; Spark itself reads them, as a stream of files.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -24,7 +27,7 @@ from sbpair.replay.archive import EXPIRED, QUARANTINE, RECEIPT_FILE, REMOVED_FIL
 from sbpair.replay.digests import FileDigest, check_files, for_each_file, messages_removed, without_digests
 from sbpair.replay.ledger import OUTCOME
 from sbpair.replay.run_description import load_run
-from sbpair.replay.segment import SEGMENT, SPARK_TYPES
+from sbpair.replay.segment import SEGMENT, SEGMENT_IN_SPARK, SPARK_TYPES
 from sbpair.replay.verify import check_segments
 from sbpair.spark.write_run import check_names, choice
 from sbpair.timespan import TICKS_PER_MICROSECOND
@@ -56,6 +59,14 @@ TYPES: Mapping[str, str] = {**{field.name: SPARK_TYPES[str(field.type)] for fiel
 EARLY_TYPES = ("string", "bigint", "int", "timestamp")
 """Types of columns by whose filters rows are chosen before they are decoded."""
 
+SEGMENT_SCHEMA = SEGMENT_IN_SPARK
+"""The schema of segments, for `readStream.schema`."""
+
+READ_STREAM = (
+    "a queue as a stream: sbpair replay drain QUEUE --archive ARCHIVE --run NAME --watch; then"
+    ' spark.readStream.schema(sbpair.spark.SEGMENT_SCHEMA).parquet("ARCHIVE/NAME/segments")'
+)
+
 _TEXTS = pa.map_(pa.string(), pa.string())
 _ARROW = {
     "string": pa.string(),
@@ -85,7 +96,7 @@ class ArchiveFrame:
     @property
     def ddl(self) -> str:
         """The columns as Spark's schema."""
-        return ", ".join(f"{name} {TYPES[name]}" for name in self.columns)
+        return _ddl(self.columns)
 
     @classmethod
     def open(cls, options: Mapping[str, str], schema: Any = None) -> ArchiveFrame:
@@ -95,7 +106,8 @@ class ArchiveFrame:
         url, _, run = path.rpartition("/")
         if not (url and run):
             raise UsageError(
-                "path: expected ARCHIVE/RUN", hint="load the directory of a run: .load('/mnt/archive/RUN')"
+                "path: expected ARCHIVE/RUN",
+                hint=f"load the directory of a run: .load('/mnt/archive/RUN'); for {READ_STREAM}",
             )
         states = tuple(each.strip() for each in given.get("states", SEGMENTS).split(","))
         if wrong := [each for each in states if each not in STATES]:
@@ -141,7 +153,7 @@ class ArchiveFrame:
                     rows = _Rows(state, stored)
                     for each in self.filters:
                         rows = rows.passing(each)
-                    yield pa.RecordBatch.from_arrays([*map(rows.array, self.columns)], list(self.columns))
+                    yield rows.decoded(self.columns)
             except (pa.ArrowException, OSError) as error:
                 raise archive.broken(path, error) from error
 
@@ -158,6 +170,23 @@ def read(spark: Any, path: str, **options: str) -> Any:
                 yield from frame.read(*frame.files[index])
 
     return spark.range(0, len(frame.files), 1, len(frame.files)).mapInArrow(task, frame.ddl)
+
+
+def decoded(segments: Any) -> Any:
+    """Return a DataFrame of segments, as Spark reads them by SEGMENT_SCHEMA, with the columns of `read`.
+
+    It may be a stream. Messages are decoded by the workers.
+    """
+
+    def task(batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
+            yield _Rows(SEGMENTS, batch).decoded(tuple(TYPES))
+
+    return segments.mapInArrow(task, _ddl(TYPES))
+
+
+def _ddl(columns: Iterable[str]) -> str:
+    return ", ".join(f"{name} {TYPES[name]}" for name in columns)
 
 
 def _schema(state: str) -> pa.Schema:
@@ -180,6 +209,9 @@ def _check_run(archive: Archive, states: Sequence[str], *, unfinished: bool) -> 
     run = load_run(archive)
     if run.direct:
         raise UsageError(f"run {run.id} is direct: it archived no messages", hint="load a run of mode archive")
+    if run.is_stream and not unfinished:
+        text = f"run {run.id} is a stream, which has no end"
+        raise UsageError(text, hint=f'read {READ_STREAM}; .option("unfinished", "true") reads the files there are')
     if SEGMENTS in states and archive.exists(REMOVED_FILE):
         raise messages_removed(archive)
     if not (unfinished or archive.exists(RECEIPT_FILE)):
@@ -280,6 +312,9 @@ class _Rows:
     def passing(self, each: Any) -> _Rows:
         """Return the rows that pass a filter of Spark."""
         return _Rows(self._state, self._batch.filter(_passes(each, self.array(_column(each)))))
+
+    def decoded(self, columns: Sequence[str]) -> pa.RecordBatch:
+        return pa.RecordBatch.from_arrays([*map(self.array, columns)], list(columns))
 
     def array(self, name: str) -> pa.Array:
         return pa.array(self.values(name), _ARROW[TYPES[name]])

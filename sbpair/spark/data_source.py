@@ -63,6 +63,12 @@ class DefaultSource(datasource.DataSource):
         with hints_shown("the path"):
             return ArchiveReader(ArchiveFrame.open(self.options, schema).check_files())
 
+    def streamReader(self, schema: Any) -> Any:  # noqa: N802, ARG002  Spark's name
+        from sbpair.spark.archive_frame import READ_STREAM
+
+        with hints_shown():
+            raise UsageError('format("sbpair") reads no stream', hint=f"read {READ_STREAM}")
+
     def writer(self, schema: Any, overwrite: bool) -> RowWriter:
         return RowWriter(self._start(schema, overwrite=overwrite))
 

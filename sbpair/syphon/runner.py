@@ -75,7 +75,7 @@ async def run(
     tally = live.tally
     tally.filter_counts = where.counts if where else None
     async with AsyncExitStack() as stack:
-        session = await _take_lease(stack, request, live.id, stop)
+        session = await take_lease(stack, request, live.id, stop)
         if session is not None:
             live.has_lease = lambda: session.confirmed_seconds() > 0
         may_send = session.check if session is not None else lambda: None
@@ -178,7 +178,7 @@ async def _prepare(stack: AsyncExitStack, plan: RunPlan, store: RunStore) -> tup
     return find, found
 
 
-async def _take_lease(
+async def take_lease(
     stack: AsyncExitStack, request: RunRequest, run_id: str, stop: asyncio.Event
 ) -> SessionLease | None:
     """Take the lease across machines, if one is wanted."""

@@ -82,6 +82,12 @@ def test_refusals_name_the_reason_and_the_remedy(spark: Any, place: World, tmp_p
             writer(frame, place, tmp_path, **options).mode(mode).save()
         assert expected in str(refused.value)
     assert place.ids() == []
+    stream = spark.readStream.format("sbpair")
+    with pytest.raises(Exception, match=r"sbpair replay drain QUEUE .* spark.readStream.schema"):
+        stream.load()
+    written = stream.schema("body binary").load(str(tmp_path)).writeStream.format("noop")
+    with pytest.raises(Exception, match=r"sbpair replay drain QUEUE .* spark.readStream.schema"):
+        written.option("checkpointLocation", str(tmp_path / "checkpoint")).start().processAllAvailable()
 
 
 def with_a_wrong_last_row(spark: Any, place: World) -> Any:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sbpair.cli.command_loop import run
 from sbpair.cli.commands.replay_archives import (
+    drain_command,
     gc_command,
     list_command,
     status_command,
@@ -307,6 +308,7 @@ SUBCOMMANDS = {
     "plan": plan_command,
     "run": run_command,
     "resume": resume_command,
+    "drain": drain_command,
     "list": list_command,
     "verify": verify_command,
     "status": status_command,

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from sbpair.syphon.run_request import RampPlan
 
 
-def _run_name(text: str) -> str:
+def run_name(text: str) -> str:
+    """Return the value of --run. Raises UsageError."""
     from sbpair.runs.run_log import check_run_name
 
     return check_run_name(text)
@@ -63,7 +64,7 @@ PROGRESS_INTERVAL = duration(
 )
 ARCHIVE = option("--archive PATH|URL", "Directory or URL (s3://…) of the archive", default=...)
 RUN = argument("RUN", "Id of the run, or its beginning", complete=replay_runs)
-RUN_NAME = option("--run NAME", "Name of the run: the same command continues it", parse=_run_name)
+RUN_NAME = option("--run NAME", "Name of the run: the same command continues it", parse=run_name)
 QUEUES = option("--queue NAME|INDEX", "Only this backlog queue; repeatable [default: all]", complete=backlog_queues)
 DEAD_LETTERS = flag("--dead-letters", "Also move the dead letters of the backlog queues")
 DESTINATIONS = option("--destination NAME", "Send only messages for this destination; repeatable")

@@ -321,6 +321,14 @@ def warn_of_failures(screen: Screen, where: "MessageFilter | None") -> None:
         screen.warn(f"the filter could not be calculated for {failed}, which did not match; {where.first_failure}")
 
 
+def stream_lines(proof: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the proof of a stream as text."""
+    yield f"stream {proof['run']}"
+    yield f"{plural(proof['archived'], 'message')} in {plural(proof['segments'], 'file')}, {proof['copies']} twice"
+    if collected := proof.get("collected"):
+        yield f"{plural(collected, 'row')} deleted by gc"
+
+
 def proof_lines(proof: Mapping[str, Any]) -> Iterator[str]:
     """Yield the proof of a replay as text, the equation first."""
     yield f"run {proof['run']}"
