@@ -143,15 +143,14 @@ class Archive:
                 for each in make_private(Path(self.root)):
                     sync_directory(each.parent)
 
-    def list_whole_files(self) -> None:
-        """Create the directory of segments for good, where files appear whole. Raises UsageError, MachineLacks."""
+    def require_whole_files(self) -> None:
+        """Let each file appear whole from now on. Raises UsageError where the file system shows parts of it."""
         if (kind := self._fs.type_name) not in _WHOLE:
             raise UsageError(
                 f"--archive {self.url}: {kind} lists files before they are whole",
                 hint="a stream needs a local disk, s3://, gs:// or abfs://",
             )
         self._renames = kind == _RENAMES
-        self.write(f"{SEGMENTS}/.stream", b"")  # an object store has no empty directory
 
     def write(self, path: str, data: bytes | pa.Buffer | IO[bytes], *, sync: bool = True) -> None:
         """Write a file, or a copy of another one. Raises MachineLacks if that fails; the file is then absent."""

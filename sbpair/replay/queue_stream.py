@@ -26,7 +26,7 @@ from sbpair.model.message_state import parent_path
 from sbpair.move.interface import Failures, ReceivedMessage
 from sbpair.move.message.route import BACKLOG, kept_for
 from sbpair.move.raw_source import RawReceivedMessage, RawSource, SessionSource, SessionsSource
-from sbpair.replay.archive import RUN_FILE, SEGMENTS, STOP_FILE, Archive
+from sbpair.replay.archive import SEGMENTS, STOP_FILE, Archive
 from sbpair.replay.digests import adopt_segments, merge_digests, read_digests
 from sbpair.replay.progress import OnEvent, PhaseProgress, ReplayPhase
 from sbpair.replay.queue_task import SHORT_WAITS, QueueDrain, count_remaining
@@ -128,7 +128,8 @@ def _begin(archive: Archive, request: RunRequest) -> ReplayRun:
     options = replace(ReplayOptions(), mode=ReplayMode.STREAM)
     is_service_time = clock.known() is not None
     run = ReplayRun(archive.run, namespaces, (source,), 1, clock.now_ms(), options, is_service_time, digests=True)
-    if archive.exists(RUN_FILE) or archive.files(SEGMENTS):
+    archive.require_whole_files()
+    if archive.is_run():
         found = load_run(archive)
         if not found.is_stream or (found.pair, found.queues[0].lower()) != (namespaces, source.lower()):
             what = f"a stream of {found.queues[0]} in {found.pair['secondary']}" if found.is_stream else "of a replay"
@@ -142,7 +143,6 @@ def _begin(archive: Archive, request: RunRequest) -> ReplayRun:
         merge_digests(archive)
         return replace(found, started_ms=run.started_ms, service_time=is_service_time)
     archive.create()
-    archive.list_whole_files()
     archive.check_writable()
     save_run(archive, run)
     return run
@@ -161,7 +161,8 @@ class StreamDrain(QueueDrain):
     ) -> None:
         waits = SHORT_WAITS if request.once else (inf, inf)
         super().__init__(job.with_waits(*waits), job.run.queues[0])
-        self._archive.list_whole_files()
+        self._archive.require_whole_files()
+        self._archive.write(f"{SEGMENTS}/.stream", b"")  # readers need its directory, also in an object store
         pa.array([""])  # its first call imports pandas, which may take longer than a lock
         self._once, self._has_sessions, self._check, self._on_event = request.once, request.sessions, check, on_event
         self._seal_seconds, self._max_tries = seal_seconds, self._max_tries if request.once else inf

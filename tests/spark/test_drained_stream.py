@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from sbpair.amqp.message import Properties, Sections, data_body
-from sbpair.emulator.entities.stored_message import LOCKED
-from sbpair.replay.archive import DIGESTS, SEGMENTS, Archive
+from sbpair.replay.archive import DIGESTS, PARQUET, SEGMENTS, Archive
+from sbpair.replay.digests import JSON
 from sbpair.replay.verify import prove_run
 from tests.kit.stranded import put
 from tests.kit.waiting import until
@@ -19,7 +19,7 @@ from tests.replay.segments import rows_of
 from tests.replay.world import World
 from tests.spark.sessions import ROOT, session
 
-pytestmark = [pytest.mark.java, pytest.mark.slow, pytest.mark.timeout_seconds(1_200)]
+pytestmark = [pytest.mark.java, pytest.mark.slow, pytest.mark.timeout_seconds(1_800)]
 
 KILLS, MESSAGES = 20, 40
 LOCK_SECONDS = 60
@@ -45,13 +45,15 @@ class Drain:
             payload = Sections(properties=properties, body=data_body(b"text %d" % number)).join()
             self._place.running.do(lambda payload=payload: put(self._queue, payload))  # type: ignore[misc]
 
-    def is_receiving(self) -> Callable[[], bool]:
-        return lambda: any(each.state == LOCKED for each in self._messages())
+    def stores(self, kind: str, *, whole: bool) -> Callable[[], bool]:
+        """Return whether a file of this kind has come since, whole or in part."""
+        before, suffix = {*self.archive.sizes(kind)}, JSON if kind == DIGESTS else PARQUET
 
-    def stores(self, kind: str) -> Callable[[], bool]:
-        """Return whether a file of this kind has come since."""
-        before = len(self.archive.sizes(kind))
-        return lambda: len(self.archive.sizes(kind)) > before
+        def found() -> bool:
+            new = {path.rpartition("/")[2] for path in {*self.archive.sizes(kind)} - before if suffix in path}
+            return any(not (whole and name.startswith(".")) for name in new)
+
+        return found
 
     def is_empty(self) -> bool:
         return not self._messages()
@@ -75,15 +77,17 @@ async def test_twenty_kills_of_the_drain_lose_no_message_of_a_stream(place: Worl
     with session(place.running, tmp_path) as spark:
         query = documented(spark, tmp_path)
         for number in range(KILLS):
-            happens = (drain.is_receiving(), drain.stores(SEGMENTS), drain.stores(DIGESTS))[number % 3]
             drain.put()
-            await until(happens)
+            kind, whole = ((SEGMENTS, False), (SEGMENTS, True), (DIGESTS, True))[number % 3]
+            happens = drain.stores(kind, whole=whole)
+            await until(lambda happens=happens, drain=running: happens() or drain.poll() is not None)
+            assert running.poll() is None
             running.kill()
             running.wait()
             place.running.advance(LOCK_SECONDS + 1)
             running = drain.start()
         drain.put()
-        await until(drain.is_empty)
+        await until(lambda: drain.is_empty() or running.poll() is not None)
         running.terminate()
         assert running.wait() == 0
         query.processAllAvailable()
