@@ -172,6 +172,27 @@ class ReplayStatus(ReplayPosition):
     not_adopted: Annotated[tuple[str, ...], "Segments without a digest, which a resume adopts"]
 
 
+@document("sbpair/replay-drain/1")
+class DrainedStream:
+    """The end of sbpair replay drain."""
+
+    run: Annotated[str, "Name of the stream"]
+    source: Annotated[str, "Queue or subscription that was drained"]
+    messages: Annotated[int, "Messages that this drain stored, copies included"]
+    segments: Annotated[int, "Files that it stored them in"]
+    remaining: Annotated[int | None, "Messages that others had locked, or deferred; null with --watch, or stopped"]
+    released: Annotated[int, "Messages that were received and released again"]
+    stopped: Annotated[bool, "Whether it was stopped"]
+    seconds: Annotated[float, "Duration", {"digits": 3}]
+
+    @property
+    def exit_code(self) -> int:
+        """That of an interruption for a stop of a drain that would have ended by itself."""
+        if self.stopped:
+            return ExitCode.INTERRUPTED
+        return ExitCode.PARTIAL_OR_FINDINGS if self.remaining else ExitCode.DONE
+
+
 def normalize_destinations(destinations: Iterable[str]) -> tuple[str, ...]:
     """Return destination paths without duplicates and outer slashes. Raises NameInvalid."""
     paths = dict.fromkeys(each.strip("/") for each in destinations)

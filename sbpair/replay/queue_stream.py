@@ -15,19 +15,19 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from math import inf
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from sbpair.backlog import primary_of
-from sbpair.errors import ExitCode, MachineLacks, SessionLockLost, StateRefused, UsageError
-from sbpair.model.document import document
+from sbpair.errors import MachineLacks, SessionLockLost, StateRefused, UsageError
 from sbpair.model.message_state import parent_path
 from sbpair.move.interface import Failures, ReceivedMessage
 from sbpair.move.message.route import BACKLOG, kept_for
 from sbpair.move.raw_source import RawReceivedMessage, RawSource, SessionSource, SessionsSource
 from sbpair.replay.archive import SEGMENTS, STOP_FILE, Archive
 from sbpair.replay.digests import adopt_segments, merge_digests, read_digests
+from sbpair.replay.outcomes import DrainedStream
 from sbpair.replay.progress import OnEvent, PhaseProgress, ReplayPhase
 from sbpair.replay.queue_task import SHORT_WAITS, QueueDrain, count_remaining
 from sbpair.replay.run_description import (
@@ -58,27 +58,6 @@ MAX_SESSIONS = 100  # sessions of one segment: each is a link, held until the se
 MIN_SESSION_SECONDS = 0.1  # how long a free session is asked for at least
 
 
-@document("sbpair/replay-drain/1")
-class DrainedStream:
-    """The end of sbpair replay drain."""
-
-    run: Annotated[str, "Name of the stream"]
-    source: Annotated[str, "Queue or subscription that was drained"]
-    messages: Annotated[int, "Messages that this drain stored, copies included"]
-    segments: Annotated[int, "Files that it stored them in"]
-    remaining: Annotated[int | None, "Messages that others had locked, or deferred; null with --watch, or stopped"]
-    released: Annotated[int, "Messages that were received and released again"]
-    stopped: Annotated[bool, "Whether it was stopped"]
-    seconds: Annotated[float, "Duration", {"digits": 3}]
-
-    @property
-    def exit_code(self) -> int:
-        """That of an interruption for a stop of a drain that would have ended by itself."""
-        if self.stopped:
-            return ExitCode.INTERRUPTED
-        return ExitCode.PARTIAL_OR_FINDINGS if self.remaining else ExitCode.DONE
-
-
 async def drain_stream(
     request: RunRequest,
     archive: Archive,
@@ -95,10 +74,9 @@ async def drain_stream(
     """
     began, access = time.monotonic(), NamespaceAccess.from_endpoint(request.ends.source)
     async with AsyncExitStack() as stack:
-        check: Callable[[], None] = lambda: None  # noqa: E731
-        if request.lease:
-            ends, leased = request.leased
-            check = stack.enter_context(hold_machine_leases(ends, state, archive.run, leased))
+        ends, leased = request.leased
+        holding = hold_machine_leases(ends, state, archive.run, leased)
+        check = stack.enter_context(holding) if request.lease else lambda: None
         lease = await take_lease(stack, request, archive.run, stop)
         run = await asyncio.to_thread(_begin, archive, request)
         job = TaskJob(run, archive.url, access, access, 1)
@@ -132,7 +110,7 @@ def _begin(archive: Archive, request: RunRequest) -> ReplayRun:
     if archive.is_run():
         found = load_run(archive)
         if not found.is_stream or (found.pair, found.queues[0].lower()) != (namespaces, source.lower()):
-            what = f"a stream of {found.queues[0]} in {found.pair['secondary']}" if found.is_stream else "of a replay"
+            what = f"a stream of {found.queues[0]} in {found.pair['secondary']}" if found.is_stream else "a replay"
             raise StateRefused(
                 f"{archive.run} in {archive.url} is {what}, not a stream of {source} in {namespaces['secondary']}",
                 hint="name another one with --run",

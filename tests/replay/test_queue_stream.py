@@ -20,8 +20,8 @@ from sbpair.replay import archive as archive_module
 from sbpair.replay import queue_stream
 from sbpair.replay.archive import PARQUET, SEGMENTS, Archive
 from sbpair.replay.digests import merge_digests, read_digests
-from sbpair.replay.outcomes import Proof
-from sbpair.replay.queue_stream import DrainedStream, collect_segments, drain_stream, plan_collection
+from sbpair.replay.outcomes import DrainedStream, Proof
+from sbpair.replay.queue_stream import collect_segments, drain_stream, plan_collection
 from sbpair.replay.verify import prove_run
 from sbpair.runs.file_lease import hold_machine_leases
 from sbpair.syphon.move_ends import EntityAddress

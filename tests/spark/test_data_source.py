@@ -83,10 +83,10 @@ def test_refusals_name_the_reason_and_the_remedy(spark: Any, place: World, tmp_p
         assert expected in str(refused.value)
     assert place.ids() == []
     stream = spark.readStream.format("sbpair")
-    with pytest.raises(Exception, match=r"sbpair replay drain QUEUE .* spark.readStream.schema"):
+    with pytest.raises(Exception, match=r"sbpair replay drain QUEUE .* spark\.readStream\.schema"):
         stream.load()
     written = stream.schema("body binary").load(str(tmp_path)).writeStream.format("noop")
-    with pytest.raises(Exception, match=r"sbpair replay drain QUEUE .* spark.readStream.schema"):
+    with pytest.raises(Exception, match=r"sbpair replay drain QUEUE .* spark\.readStream\.schema"):
         written.option("checkpointLocation", str(tmp_path / "checkpoint")).start().processAllAvailable()
 
 

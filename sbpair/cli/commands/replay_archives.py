@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from sbpair.replay.archive import Archive
-    from sbpair.replay.queue_stream import DrainedStream
+    from sbpair.replay.outcomes import DrainedStream
 
 SHOWN_OF_STATUS = ("run", "mode", "phase", "stopped", "archived_rows", "segments", "acknowledged_rows")
 
