@@ -58,7 +58,7 @@ def drain_command(
 
     Examples:
       sbpair replay drain orders --archive /mnt/archive --run orders --watch
-      sbpair replay drain events/subscriptions/audit --dead-letters --archive s3://bucket/dir --run audit --watch
+      sbpair replay drain orders --dead-letters --archive s3://bucket/x --run dead
 
     Exit codes: 3 some stayed: locked, or deferred; 4 another process moves this source, or NAME is of another one; 130
     interrupted without --watch
