@@ -7,12 +7,10 @@ Lines of held messages are the exception: they may be appended to, and are read 
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
 import re
-import shutil
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -29,10 +27,10 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from sbpair.errors import MachineLacks, SbpairError, StateRefused, UsageError
-from sbpair.operating_system import require_posix
-from sbpair.operating_system.files import MOUNTS, mount_at, open_new, open_to_append, sync_directory
+from sbpair.operating_system.files import MOUNTS, mount_at, open_to_append, sync_directory
 from sbpair.operating_system.files import make_directories as make_private
 from sbpair.operating_system.shortages import shortage_of
+from sbpair.replay.local_files import check_system, find_irregular, make_directories, write_all, write_file
 from sbpair.runs.run_log import match_id
 
 RUN_FILE, STOP_FILE = "run.json", "STOP"
@@ -162,7 +160,7 @@ class Archive:
             else:
                 beside = f"{self.root}/.{uuid.uuid4().hex}" if self._renames else place
                 with self._fs.open_output_stream(beside) as stream:
-                    _write(stream, data)
+                    write_all(stream, data)
                 if self._renames:
                     self._fs.move(beside, place)
 
@@ -535,64 +533,6 @@ def _checksum(archive: Archive, paths: dict[str, int]) -> str:
     """Return the checksum of `sha256sum` of the files in the order of their names, as coreutils would."""
     lines = (f"{archive.sha256(path)}  {path}\n" for path in sorted(paths))
     return hashlib.sha256("".join(lines).encode()).hexdigest()
-
-
-def check_system() -> None:
-    """Raise MachineLacks on Windows: it cannot sync a directory, nor replace a file that another process reads."""
-    require_posix("an archive on a disk of this machine", "name a URL with --archive, such as s3://bucket/backlog")
-
-
-def make_directories(root: Path, directory: Path) -> None:
-    """Create the directories missing below `root` and sync their parents.
-
-    Raises FileNotFoundError without `root`, and MachineLacks.
-    """
-    check_system()
-    if directory.exists():
-        return
-    if not root.exists():
-        raise FileNotFoundError(errno.ENOENT, "the run's directory is missing")
-    for each in make_private(directory):
-        sync_directory(each.parent)
-
-
-def _write(file: Any, data: bytes | pa.Buffer | IO[bytes]) -> None:
-    if isinstance(data, bytes | pa.Buffer):
-        file.write(data)
-    else:
-        shutil.copyfileobj(data, file)
-
-
-def write_file(path: Path, data: bytes | pa.Buffer | IO[bytes], *, sync: bool) -> None:
-    """Write a whole file or none. Raises OSError."""
-    beside = path.parent / f".{path.name}.{uuid.uuid4().hex}"
-    try:
-        with os.fdopen(open_new(beside), "wb") as file:
-            _write(file, data)
-            file.flush()
-            if sync:
-                os.fsync(file.fileno())
-        beside.replace(path)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
-    if sync:
-        sync_directory(path.parent)
-
-
-def find_irregular(directory: Path) -> Path | None:
-    """Return a symbolic link, a pipe or a device below a directory; None without one.
-
-    Files may come and go meanwhile.
-    """
-    with suppress(OSError), os.scandir(directory) as entries:
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                if (found := find_irregular(Path(entry.path))) is not None:
-                    return found
-            elif not entry.is_file(follow_symlinks=False) and os.path.lexists(entry.path):
-                return Path(entry.path)
-    return None
 
 
 def is_in_memory(url: str) -> bool:

@@ -15,14 +15,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, TypeAlias
 
 from sbpair.azure.atom import open_atom
 from sbpair.errors import EntityMissing, ExitCode, MachineLacks, SbpairError, StateRefused, UsageError
 from sbpair.http_tunnel import ask_time
-from sbpair.model.document import encoded
 from sbpair.model.message_state import is_dead_letter_path, parent_path
 from sbpair.model.namespace_clock import ASSUMED_LOCK_SECONDS, MAX_LOCK_SECONDS
 from sbpair.model.pair import Endpoint
@@ -52,7 +51,7 @@ from sbpair.replay.digests import (
     write_report,
 )
 from sbpair.replay.ledger import add_accepted
-from sbpair.replay.outcomes import Proof, ReplayEnd, ReplayReceipt, replay_receipt
+from sbpair.replay.outcomes import Proof, ReplayEnd
 from sbpair.replay.progress import (
     Expected,
     LocksFound,
@@ -79,6 +78,7 @@ from sbpair.replay.run_description import (
     ReplayMode,
     ReplayOptions,
     ReplayRequest,
+    ReplayResult,
     ReplayRun,
     ReplaySelection,
     TaskJob,
@@ -104,7 +104,6 @@ from sbpair.runs.control import RunControl
 from sbpair.runs.database import RunDatabase, identity, namespace_id, state_if_any
 from sbpair.runs.journal import accepted_keys
 from sbpair.runs.run_log import RunEntry, new_id
-from sbpair.runs.run_record import MOVED
 from sbpair.syphon.run_store import ends_settings
 from sbpair.timespan import TICKS_PER_SECOND, ticks
 
@@ -114,31 +113,6 @@ log = logging.getLogger(__name__)
 
 SHARDS_PER_TASK = 2  # more shards than tasks, so that a large shard delays the end less
 MAX_LOCKED = 10_000  # locked messages of a queue counted before a wait: a long queue takes long to peek
-
-
-@dataclass(frozen=True, slots=True)
-class ReplayResult:
-    """The result of a start or resume. `later` are queues with messages again, of a run that had ended before."""
-
-    run: ReplayRun
-    proof: Proof
-    end: ReplayEnd
-    later: tuple[str, ...] = ()
-
-    @property
-    def exit_code(self) -> int:
-        """The exit code of the proof, or of an interruption if it was stopped and nothing is wrong."""
-        code = self.proof.exit_code
-        return ExitCode.INTERRUPTED if self.end.stopped and code in MOVED else code
-
-    def document(self) -> dict[str, Any]:
-        """Return the receipt as its JSON contract."""
-        found: dict[str, Any] = encoded(self.receipt)
-        return found
-
-    @property
-    def receipt(self) -> ReplayReceipt:
-        return replay_receipt(self.run.id, self.run.options.mode, self.proof, self.end)
 
 
 def start_run(

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sbpair import backlog
 from sbpair.azure.credentials import open_tokens
 from sbpair.azure.fetched_secrets import named_secrets, read_secret
-from sbpair.errors import NameInvalid, StateRefused, Unsafe, UsageError
+from sbpair.errors import ExitCode, NameInvalid, StateRefused, Unsafe, UsageError
 from sbpair.model.connection_string import credential_of, read_key_file
+from sbpair.model.document import encoded
 from sbpair.model.message_state import is_dead_letter_path
 from sbpair.model.namespace_clock import MAX_LOCK_SECONDS
 from sbpair.model.pair import Endpoint, Identity, Pair
@@ -24,12 +25,13 @@ from sbpair.model.proxy import parse_proxy
 from sbpair.move.message.route import TimeToLive
 from sbpair.replay.archive import DELIVERY_FILE, RUN_FILE, VERSION, Archive
 from sbpair.replay.delivery import PRIMARY, ReplayDelivery
-from sbpair.replay.outcomes import normalize_destinations
+from sbpair.replay.outcomes import Proof, ReplayEnd, ReplayReceipt, normalize_destinations, replay_receipt
 from sbpair.replay.segment import SEGMENT_BYTES, SEGMENT_MESSAGES
 from sbpair.replay.spark import server_name
 from sbpair.replay.spark_settings import check_master, check_speculation, is_local_master, local_parallelism
 from sbpair.runs.database import identity, namespace_id, state_if_any
 from sbpair.runs.run_log import check_returned
+from sbpair.runs.run_record import MOVED
 
 if TYPE_CHECKING:
     from sbpair.amqp_client.client import AmqpClient
@@ -460,3 +462,28 @@ class ReplayRequest:
                 hint="pass --shared-archive if all mount it at that path, or name a URL such as s3://bucket/backlog",
             )
         self.access()
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayResult:
+    """The result of a start or resume. `later` are queues with messages again, of a run that had ended before."""
+
+    run: ReplayRun
+    proof: Proof
+    end: ReplayEnd
+    later: tuple[str, ...] = ()
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of the proof, or of an interruption if it was stopped and nothing is wrong."""
+        code = self.proof.exit_code
+        return ExitCode.INTERRUPTED if self.end.stopped and code in MOVED else code
+
+    def document(self) -> dict[str, Any]:
+        """Return the receipt as its JSON contract."""
+        found: dict[str, Any] = encoded(self.receipt)
+        return found
+
+    @property
+    def receipt(self) -> ReplayReceipt:
+        return replay_receipt(self.run.id, self.run.options.mode, self.proof, self.end)

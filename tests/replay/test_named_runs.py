@@ -14,7 +14,7 @@ from sbpair.replay import driver
 from sbpair.replay.archive import RECEIPT_FILE, Archive
 from sbpair.replay.delivery import ReplayDelivery
 from sbpair.replay.progress import Event, ReplayPhase
-from sbpair.replay.run_description import DedupMode, ReplayMode, ReplayOptions, ReplaySelection
+from sbpair.replay.run_description import DedupMode, ReplayMode, ReplayOptions, ReplayResult, ReplaySelection
 from sbpair.replay.verify import plan_gc, remove_messages
 from tests.replay.replays import LATENCY_MS, TASKS, end_all, nothing_is_lost, replay
 from tests.replay.tasks import QUICK
@@ -24,7 +24,7 @@ NAME = "manual__2026-12-01T100000.5-0000"
 MESSAGES = 400
 
 
-def start(place: World, directory: Path, options: ReplayOptions = QUICK, **changed: Any) -> driver.ReplayResult:
+def start(place: World, directory: Path, options: ReplayOptions = QUICK, **changed: Any) -> ReplayResult:
     given = {"queues": place.queues, "on_event": lambda _event: None, "name": NAME, **changed}
     return driver.start_run(place.request(directory), options, **given)
 

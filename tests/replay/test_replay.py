@@ -15,7 +15,7 @@ from sbpair.replay import driver
 from sbpair.replay.archive import DEDUPLICATED, LEDGER, SEGMENTS, Archive
 from sbpair.replay.outcomes import Proof
 from sbpair.replay.progress import ReplayPhase
-from sbpair.replay.run_description import DedupMode, ReplayOptions, ReplaySelection, load_run
+from sbpair.replay.run_description import DedupMode, ReplayOptions, ReplayResult, ReplaySelection, load_run
 from sbpair.replay.segment import SEGMENT
 from sbpair.replay.verify import verify
 from tests.replay.test_tampering import Run, make_old
@@ -81,7 +81,7 @@ def ends_of(proof: Proof) -> dict[str, int]:
     return {name: getattr(proof, name) for name in ("archived", "acknowledged", "deduplicated", "unsent")}
 
 
-def a_finished_run_sends_nothing_when_resumed(place: World, tmp_path: Path, first: driver.ReplayResult) -> None:
+def a_finished_run_sends_nothing_when_resumed(place: World, tmp_path: Path, first: ReplayResult) -> None:
     heard: list[Any] = []
     there = sorted(place.ids())
 

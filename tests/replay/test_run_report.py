@@ -11,7 +11,7 @@ from sbpair import errors
 from sbpair.replay import driver
 from sbpair.replay.archive import Archive
 from sbpair.replay.progress import Event, PhaseProgress, ReplayPhase, request_stop
-from sbpair.replay.run_description import ReplayOptions
+from sbpair.replay.run_description import ReplayOptions, ReplayResult
 from sbpair.runs.database import RunDatabase
 from sbpair.runs.run_log import all_runs, timeline_of
 from tests.kit import command
@@ -85,7 +85,7 @@ def test_all_that_show_a_replay_agree_with_its_receipt(place: World, tmp_path: P
     assert (after["remaining"], after["started"]) == (None, before["started"])
 
 
-def shown(place: World, directory: Path, result: driver.ReplayResult) -> dict[str, Any]:
+def shown(place: World, directory: Path, result: ReplayResult) -> dict[str, Any]:
     """Return what `runs list` has of a replay, after checks that its receipt and its report are in line."""
     env, state, receipt = place.shell(directory), ("--state", str(directory / "state")), result.document()
     with RunDatabase(directory / "state", place.pair.ends) as opened:

@@ -35,9 +35,8 @@ if TYPE_CHECKING:
     from sbpair import config
     from sbpair.model.pair import Endpoint
     from sbpair.replay.delivery import ReplayDelivery
-    from sbpair.replay.driver import ReplayResult
     from sbpair.replay.outcomes import PlanPreview
-    from sbpair.replay.run_description import ReplayRequest, ReplaySelection
+    from sbpair.replay.run_description import ReplayRequest, ReplayResult, ReplaySelection
     from sbpair.runs.journal import Key
     from sbpair.syphon.forecast import Forecast
     from sbpair.syphon.run_limits import EffectiveLimits, EndTiers
