@@ -177,7 +177,8 @@ def run_status(archive: Archive) -> ReplayStatus:
     sent = PhaseWatcher(archive, "send", run.delivery.only).sample()
     archived = PhaseWatcher(archive, "move" if run.direct else "drain").sample()
     counts = (0, 0) if run.direct else (archived.messages, archived.files)
-    rows = (*counts, sent.messages, archived.by, tuple(checked.not_adopted))
+    queues = dict.fromkeys(run.queues, 0) | archived.by if run.is_stream else archived.by
+    rows = (*counts, sent.messages, queues, tuple(checked.not_adopted))
     return ReplayStatus(*_position(archive, run, sent.files), dict(run.pair), *rows)
 
 

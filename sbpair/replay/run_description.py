@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -235,8 +236,12 @@ def load_run(archive: Archive, pair: Pair | None = None) -> ReplayRun:
             hint="use the id that the run printed; a copy of its directory must have that name",
         )
     if pair is not None and run.is_stream:
-        text = f"run {run.id} is a stream of {run.queues[0]}: nothing is sent from it"
-        raise UsageError(text, hint=f"go on with sbpair replay drain {run.queues[0]} --run {run.id}")
+        source, namespace = run.queues[0], run.pair["secondary"]
+        side = "secondary:" if namespace == identity(pair.ends)["secondary"] else ""
+        raise UsageError(
+            f"run {run.id} is a stream of {source} in {namespace}: nothing is sent from it",
+            hint=f"go on with sbpair replay drain {shlex.quote(side + source)} --run {run.id}",
+        )
     if pair is not None and run.pair != identity(pair.ends):
         raise StateRefused(
             f"run {run.id} belongs to {run.pair.get('primary')} and {run.pair.get('secondary')}, not to"

@@ -33,7 +33,10 @@ FILE_NAME = "lease"
 DIRECTORY = ".leases"
 """Beside the state directories of pairs, whose names begin with a letter or a digit."""
 
-_HELD_HINT = "wait until it ends, or stop it: sbpair runs cancel RUN; with --no-lease both run, and ordering is lost"
+_HELD_HINT = (
+    "wait until it ends, or stop it: sbpair runs cancel RUN, or of a drain sbpair replay stop RUN; with --no-lease both"
+    " run, and ordering is lost"
+)
 
 
 class Lock:

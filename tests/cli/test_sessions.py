@@ -70,6 +70,7 @@ VARYING = (
     (r'((?<=seconds": )|(?<="empty_receives": )|(?<="management_calls": )|(?<="by_sbpair": ))\d+(\.\d+)?', "N"),
     (r"(?<=of run r\d, )[\d.]+ K?B", "SIZE"),  # of files, which depends on the version of pyarrow
     (r"(?<=sbpair-drill-)[0-9a-f]{12}|\b[0-9a-f]{32}\b", "TAG"),
+    (r"(?<=segments/)\d{8}T\d{6}\.\d{3}Z", "TIME"),
     (r"(?<=parquet is broken: ).*", "WHY"),
 )
 PATIENT = "(patient)"

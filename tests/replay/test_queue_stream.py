@@ -167,8 +167,9 @@ async def test_sessions_are_drained_in_order_and_given_back(ground: Ground, monk
 
 async def test_one_drain_or_move_of_a_source_runs_at_a_time(ground: Ground, tmp_path: Path) -> None:
     ends, source = ground.request().leased
-    with hold_machine_leases(ends, None, "other", source), pytest.raises(LeaseHeld, match="moving messages of q"):
+    with hold_machine_leases(ends, None, "other", source), pytest.raises(LeaseHeld, match="messages of q") as held:
         await ground.drain(lease=True)
+    assert "of a drain sbpair replay stop RUN" in held.value.hint, "no record of a run knows it"
     assert not Path(ground.archive.root).exists(), "a refused drain leaves nothing"
     watch = asyncio.create_task(ground.drain(once=False, lease=True))
     await until(lambda: ground.archive.exists(f"{SEGMENTS}/.stream"))

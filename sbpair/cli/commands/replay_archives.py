@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from sbpair.replay.archive import Archive
     from sbpair.replay.outcomes import DrainedStream
 
-SHOWN_OF_STATUS = ("run", "mode", "phase", "stopped", "archived_rows", "segments", "acknowledged_rows")
+SHOWN_OF_STATUS: tuple[str, ...] = ("run", "mode", "phase", "stopped", "archived_rows", "segments", "acknowledged_rows")
+SHOWN_OF_STREAM = ("run", "mode", "stopped", "archived_rows", "segments")
 
 
 def drain_command(
@@ -127,7 +128,7 @@ def verify_command(
     proved, proof = verify.prove_run(place, full=full)
     result = ProvedReplay(replay_receipt(proved.id, proved.options.mode, proof))
     screen.show(result, (stream_lines if proved.is_stream else proof_lines)(encoded(result)))
-    _say_of_digests(screen, [proved.id], without=not proved.digests, not_adopted=proof.not_adopted)
+    _say_of_digests(screen, place, without=not proved.digests, not_adopted=proof.not_adopted)
     return proof.exit_code
 
 
@@ -147,10 +148,13 @@ def status_command(*, run_id: str = moves.RUN, archive: str = moves.ARCHIVE, scr
     from sbpair.replay.outcomes import FINISHED
 
     found = progress.run_status(place)
-    shown = {name.replace("_", " "): str(getattr(found, name)) for name in SHOWN_OF_STATUS}
-    screen.show(found, columns(list((shown | {"stopped": "yes" if found.stopped else "no"}).items())))
+    names, sources = SHOWN_OF_STATUS, {}
+    if found.mode == "stream":
+        names, sources = SHOWN_OF_STREAM, {"source": f"{', '.join(found.queues)} in {found.pair['secondary']}"}
+    shown = {name.replace("_", " "): str(getattr(found, name)) for name in names}
+    screen.show(found, columns(list((shown | {"stopped": "yes" if found.stopped else "no"} | sources).items())))
     without = not found.digests and found.mode == "archive"
-    _say_of_digests(screen, [place.run], without=without, not_adopted=found.not_adopted)
+    _say_of_digests(screen, place, without=without, not_adopted=found.not_adopted)
     if found.stopped and found.phase not in FINISHED:
         screen.say(f"continue with {_continuation(place)}")
     return 0
@@ -173,6 +177,7 @@ def list_command(*, archive: str = moves.ARCHIVE, screen: Screen) -> int:
     from sbpair.cli.results.replay import ReplayList
     from sbpair.replay import progress
     from sbpair.replay.archive import Archive, run_ids
+    from sbpair.replay.digests import without_digests
 
     runs, code = [], ExitCode.DONE
     for each in run_ids(archive):
@@ -188,7 +193,7 @@ def list_command(*, archive: str = moves.ARCHIVE, screen: Screen) -> int:
     table = columns([("RUN", "STARTED", "MODE", "PHASE", "STOPPED"), *rows]) if rows else []
     screen.show(ReplayList(runs), table)
     if without := [run.run for run in runs if not run.digests and run.mode == "archive"]:
-        _say_of_digests(screen, without, without=True)
+        screen.say(without_digests(*without))
     if not rows and code == ExitCode.DONE:
         screen.say(f"no runs in {archive}")
     return code
@@ -257,7 +262,7 @@ def gc_command(
         from sbpair.replay.queue_stream import plan_collection
 
         planned = plan_collection(place, older_than, time.time())
-    _say_of_digests(screen, [place.run], without=not (planned.run.digests or planned.run.direct))
+    _say_of_digests(screen, place, without=not (planned.run.digests or planned.run.direct))
     what = f"{plural(planned.files, 'file')} of run {place.run}, {size(planned.bytes)}"
     unsent = ", including messages that were never sent" if include_unsent else ""
     deletes = planned.files > 0 and not dry_run and (yes or screen.asks(f"Delete {what}{unsent}?"))
@@ -283,12 +288,11 @@ def _continuation(place: "Archive") -> str:
     return next_command("replay resume", place.run)
 
 
-def _say_of_digests(screen: Screen, runs: list[str], *, without: bool, not_adopted: Sequence[str] = ()) -> None:
-    """Print which runs have no digests, or which segments of one have none yet."""
+def _say_of_digests(screen: Screen, place: "Archive", *, without: bool, not_adopted: Sequence[str] = ()) -> None:
+    """Print that a run has no digests, or which of its segments have none yet."""
     from sbpair.replay.digests import without_digests
 
     if without:
-        screen.say(without_digests(*runs))
+        screen.say(without_digests(place.run))
     for path in not_adopted:
-        resume = next_command("replay resume", *runs)
-        screen.say(f"{path} has no digest yet: its task runs, or died; adopt it with {resume}")
+        screen.say(f"{path} has no digest yet: its writer runs, or died; adopt it with {_continuation(place)}")
