@@ -112,12 +112,20 @@ class Cluster:
         place = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
         output = self._launch(MASTER, *place, environment=self._environment)
         self.url = output.find(lambda line: re.search(r"Starting Spark master at (\S+)", line), START_SECONDS)[1]
-        self.add_workers(workers)
+        self.add_workers(*[{}] * workers)
 
-    def add_workers(self, count: int, **environment: str) -> None:
-        """Start workers, with this environment in addition to that of the others."""
+    def replace_workers(self, *environments: Mapping[str, str]) -> None:
+        """End the workers and all they run, and start others."""
+        for process in self._processes[1:]:
+            process.kill()
+            process.wait()
+        self.workers.clear()
+        self.add_workers(*environments)
+
+    def add_workers(self, *environments: Mapping[str, str]) -> None:
+        """Start workers, each with its environment in addition to that of the cluster."""
         begun = []
-        for _ in range(count):
+        for environment in environments:
             place = (
                 "--host",
                 "127.0.0.1",
@@ -135,7 +143,7 @@ class Cluster:
     def replace_dead(self) -> None:
         alive = {process.pid for process in self._processes if process.poll() is None}
         before, self.workers = self.workers, [pid for pid in self.workers if pid in alive]
-        self.add_workers(len(before) - len(self.workers))
+        self.add_workers(*[{}] * (len(before) - len(self.workers)))
 
     def daemons(self) -> list[int]:
         return [process.pid for process in self._processes]

@@ -1,5 +1,6 @@
 """What the workers of a cluster need: the page that says so, line by line, and each thing that one of two lacks."""
 
+import json
 import os
 import re
 import shlex
@@ -16,15 +17,16 @@ import pytest
 import sbpair
 from sbpair import errors
 from sbpair.replay import driver
+from sbpair.replay.archive import run_ids
 from sbpair.replay.run_description import ReplayOptions
 from tests.kit.installed import outside
 from tests.kit.running import Running
-from tests.replay.cluster import HASTY, Cluster, standalone
+from tests.replay.cluster import HASTY, Cluster, standalone, started
 from tests.replay.conftest import end_java
-from tests.replay.object_store import Store, connector_jars, moto
-from tests.replay.replays import all_end, end
-from tests.replay.test_job_definitions import bare_python
-from tests.replay.world import VARIABLES, World, world
+from tests.replay.object_store import connector_jars, environment, moto
+from tests.replay.replays import PATIENCE_SECONDS, end, end_all, nothing_is_lost
+from tests.replay.test_job_definitions import READ, bare_python
+from tests.replay.world import VARIABLES, World, shell
 
 pytestmark = [pytest.mark.java, pytest.mark.slow]
 
@@ -57,7 +59,10 @@ spark.executor.extraJavaOptions -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
 spark.executor.memory 512m
 spark.sql.codegen.wholeStage false
 """
-MESSAGES = 40
+MESSAGES = 40  # as many as READ wants
+DESTINATIONS = ("orders", "invoices"), ("orders-2", "invoices-2"), ("unsent",)
+"""Of one world each. A command of the page counts queues from the first."""
+SENT = re.compile(r'"phase": "send", "destination": null, "messages": ([1-9]\d*)')
 
 
 def python_in(directory: Path, python: str | Path) -> str:
@@ -69,70 +74,16 @@ def python_in(directory: Path, python: str | Path) -> str:
     return f"{directory}:/usr/bin:/bin"
 
 
-@pytest.fixture(scope="module")
-def environments(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
-    """Return the environment of a worker that lacks something, by what it lacks."""
-    folder = tmp_path_factory.mktemp("workers")
-    venv.create(folder / "empty", symlinks=True)
-    return {
-        "python": {"PATH": "/usr/bin:/bin"},
-        "pyarrow": {"PATH": python_in(folder / "a", folder / "empty/bin/python")},
-        "package": {"PATH": python_in(folder / "b", bare_python(folder / "no-sbpair"))},
-        "bucket": {"AWS_ENDPOINT_URL": "http://127.0.0.1:1"},
-        "credential": {VARIABLES[1]: ""},
-    }
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[World, Cluster]]:
-    """Yield two namespaces, and a cluster with one worker that lacks nothing but the variables of a store."""
-    folder = tmp_path_factory.mktemp("cluster")
-    with world() as place:
-        environment = {**outside(place.shell(folder)), "PATH": python_in(folder / "bin", sys.executable)}
-        with standalone(folder / "work", environment, 0) as made:
-            yield place, made
-
-
-@pytest.mark.parametrize("lacking", LACKS)
-def test_what_one_worker_lacks_is_named_before_the_drain(
-    lacking: str,
-    cluster: tuple[World, Cluster],
-    environments: dict[str, dict[str, str]],
-    store: Store,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    place, workers = cluster
-    place.strand_many(2)
-    left = place.left()
-    for name in VARIABLES:
-        monkeypatch.setenv(name, place.environment[name])
-    own = {name: value for name, value in os.environ.items() if name.startswith(("AWS_", "NO_PROXY"))}
-    workers.add_workers(1, **own)
-    workers.add_workers(1, **{**own, **environments[lacking]})
-    request = replace(place.request(tmp_path, master=workers.url, settings=SETTINGS), archive=ARCHIVE)
-    try:
-        with pytest.raises(errors.MachineLacks) as ended:
-            driver.start_run(request, ReplayOptions(), place.queues, lambda _event: None)
-    finally:
-        end_java()
-        for pid in workers.workers:
-            end(pid)
-        all_end(workers.workers)
-        workers.workers.clear()
-    assert ended.value.message.startswith(LACKS[lacking])
-    assert ended.value.message.endswith("; nothing was received or sent")
-    assert ended.value.hint
-    assert (place.left(), place.ids()) == (left, [])
-    assert not [name for name, data in store.objects.items() if data], "no run is left"
-
-
 class TypedPage:
     """The blocks of commands of the page, with the places of this machine in them."""
 
-    def __init__(self, folder: Path, url: str, place: World) -> None:
-        self.folder = folder
-        keys = " ".join(f"{name}={shlex.quote(place.environment[name])}" for name in VARIABLES)
+    cluster: Cluster  # once it is started
+
+    def __init__(self, folder: Path, url: str, running: Running) -> None:
+        self.folder, self.url = folder, url
+        self.worlds = [World(running, names, 2, first=2 * n, lock_seconds=60) for n, names in enumerate(DESTINATIONS)]
+        environ = shell(running, folder)
+        keys = " ".join(f"{name}={shlex.quote(environ[name])}" for name in VARIABLES)
         self.places = {
             " ".join(f"{name}='Endpoint=sb://...'" for name in VARIABLES): keys,
             "/opt/replay": f"{folder}/opt",
@@ -148,7 +99,7 @@ class TypedPage:
         defaults.parent.mkdir()
         defaults.write_text(DEFAULTS)
         own = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "SPARK_CONF_DIR": str(defaults.parent)}
-        self.environment = {**outside(place.shell(folder)), **own}
+        self.environment = {**outside(environ), **own}
 
     def placed(self, block: str) -> str:
         for here, there in self.places.items():
@@ -172,20 +123,99 @@ class TypedPage:
         return dict(line.split("=", 1) for line in printed.split("\0") if line)
 
 
-@pytest.fixture
-def page(tmp_path: Path) -> Iterator[tuple[World, Cluster, TypedPage]]:
-    """Yield a cluster of two workers that have what the page says and nothing else, and its blocks."""
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TypedPage]:
+    """Yield the page's blocks, and a cluster whose workers have what it says, and nothing else."""
+    folder = tmp_path_factory.mktemp("page")
     with moto() as url, Running() as running:
-        place = World(running, ["orders", "invoices"], 2, lock_seconds=60)
-        typed = TypedPage(tmp_path, url, place)
-        with standalone(tmp_path / "work", typed.worker_environment(), 2) as made:
-            typed.places["spark://host:7077"] = made.url
-            yield place, made, typed
+        typed = TypedPage(folder, url, running)
+        with standalone(folder / "work", typed.worker_environment(), 0) as typed.cluster:
+            typed.places["spark://host:7077"] = typed.cluster.url
+            yield typed
 
 
-def test_each_line_of_the_page_works(page: tuple[World, Cluster, TypedPage]) -> None:
-    place, _, typed = page
+@pytest.fixture(scope="module")
+def environments(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
+    """Return the environment of a worker that lacks something, or "nothing", by what it lacks."""
+    folder = tmp_path_factory.mktemp("workers")
+    venv.create(folder / "empty", symlinks=True)
+    nothing = {"PATH": python_in(folder / "c", sys.executable)}
+    return {
+        "nothing": nothing,
+        "python": {"PATH": "/usr/bin:/bin"},
+        "pyarrow": {"PATH": python_in(folder / "a", folder / "empty/bin/python")},
+        "package": {"PATH": python_in(folder / "b", bare_python(folder / "no-sbpair"))},
+        "bucket": {**nothing, "AWS_ENDPOINT_URL": "http://127.0.0.1:1"},
+        "credential": {**nothing, VARIABLES[1]: ""},
+    }
+
+
+@pytest.fixture(scope="module")
+def driver_here(page: TypedPage) -> Iterator[World]:
+    """Yield queues for drivers in this process, which has what a driver needs, and one Java for all."""
+    with pytest.MonkeyPatch.context() as patch:
+        place = page.worlds[2]
+        for name, value in {**place.environment, **environment(page.url), "PYSPARK_PYTHON": PYTHON}.items():
+            patch.setenv(name, value)
+        yield place
+        end_java()
+
+
+@pytest.mark.parametrize("lacking", LACKS)
+def test_what_one_worker_lacks_is_named_before_the_drain(
+    lacking: str, page: TypedPage, driver_here: World, environments: dict[str, dict[str, str]], tmp_path: Path
+) -> None:
+    place = driver_here
+    place.strand_many(2)
+    left = place.left()
+    page.cluster.replace_workers(environments["nothing"], environments[lacking])
+    request = replace(place.request(tmp_path, master=page.cluster.url, settings=SETTINGS), archive=ARCHIVE)
+    with pytest.raises(errors.MachineLacks) as ended:
+        driver.start_run(request, ReplayOptions(), place.queues, lambda _event: None)
+    assert ended.value.message.startswith(LACKS[lacking])
+    assert ended.value.message.endswith("; nothing was received or sent")
+    assert ended.value.hint
+    assert (place.left(), place.ids(), run_ids(ARCHIVE)) == (left, [], [])
+
+
+def test_each_line_of_the_page_works(page: TypedPage) -> None:
+    place = page.worlds[0]
     place.strand_many(MESSAGES)
-    typed.type(f"{typed.driver.rstrip()} --count 2")
+    page.cluster.replace_workers({}, {})
+    page.type(page.driver.replace("sbpair replay run", "sbpair replay run --count 2"))
     place.check_arrived()
-    assert "spark-submit" in typed.type(typed.submit)
+    assert "spark-submit" in page.type(page.submit)
+
+
+def test_a_store_serves_a_run_whose_worker_and_driver_are_killed(page: TypedPage) -> None:
+    """Executors read by s3a what pyarrow has written. The data source then reads and writes there, and gc removes."""
+    place = page.worlds[1]
+    place.strand_many(MESSAGES)
+    page.cluster.replace_workers({}, {})
+    package, _, _ = page.driver.partition("sbpair replay run")
+    page.type(package)
+    script = f"{package}{page.store}{page.run.rstrip()} --log-format json --output json"
+    run = script.replace("sbpair replay run", "exec sbpair replay run --count 4 --rate 3")
+    process, output = started(["bash", "-euc", f"cd {page.folder}\n{page.placed(run)}"], page.environment)
+    try:
+        sent = output.find(SENT.search, PATIENCE_SECONDS)[1]
+        end(page.cluster.workers[0])
+        output.find(lambda line: (more := SENT.search(line)) and more[1] != sent, PATIENCE_SECONDS)
+    finally:
+        end_all(process)
+    archive = "--archive s3://bucket/backlog --output json"
+    [found] = json.loads(page.type(f"{page.store}sbpair replay list {archive}"))["runs"]
+    assert found["phase"] == "send"
+    resumed = page.type(script.replace("sbpair replay run", f"sbpair replay resume {found['run'][:-1]}"))
+    nothing_is_lost(place, json.loads(resumed))
+
+    (page.folder / "read.py").write_text(READ)
+    arguments = f"--master {page.cluster.url} --py-files sbpair.zip pyspark-shell"
+    where = f"s3://bucket/backlog/{found['run']} orders-2 s3://bucket/ledger"
+    python = package.partition("\n")[0]
+    page.type(
+        f"{python}\n{page.store}export PYSPARK_SUBMIT_ARGS='{arguments}' PYTHONPATH=sbpair.zip\npython read.py {where}"
+    )
+    assert {name for name in place.ids() if name.startswith("again-")} == {f"again-{name}" for name in place.sent}
+    for command in ("verify --full", "gc --yes"):
+        assert json.loads(page.type(f"{page.store}sbpair replay {command} {found['run']} {archive}"))

@@ -1,8 +1,6 @@
 """An archive in an object store, through the S3 clients of pyarrow and Hadoop."""
 
-import json
 import re
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -27,13 +25,10 @@ from sbpair.replay.run_description import ReplayOptions
 from sbpair.replay.verify import plan_gc, remove_messages, verify
 from tests.kit.command import captured
 from tests.kit.replay_archives import java_in
-from tests.kit.running import Running
-from tests.replay.cluster import standalone, started
-from tests.replay.object_store import Store, connector_jars, environment, moto
-from tests.replay.replays import PATIENCE_SECONDS, Ground, end_all, nothing_is_lost
+from tests.replay.object_store import Store, environment, moto
 from tests.replay.segments import key
 from tests.replay.test_archive import RUN, end, put
-from tests.replay.world import HASTY, World, shell
+from tests.replay.world import HASTY, World
 
 BUCKET = "s3://bucket/backlog"
 QUICK = ReplayOptions(empty_seconds=0.1)
@@ -92,44 +87,6 @@ def test_each_command_names_a_bucket_that_is_not_there(endpoint: str, place: Wor
     replay = Typed(environ, "s3://nowhere/backlog")
     for command in ("list", "status r", "verify r", "gc r", "stop r", "resume r", "run"):
         assert "there is no bucket nowhere" in replay(command, 4), command
-
-
-@pytest.mark.java
-@pytest.mark.slow
-def test_a_killed_run_of_a_cluster_goes_on_from_an_object_store(endpoint: str, tmp_path: Path) -> None:
-    """Executors read by Hadoop's s3a what pyarrow has written."""
-    url, jars = f"{BUCKET}/killed", connector_jars()
-    with Running() as running:
-        environ = {**shell(running, tmp_path), **environment(endpoint), "PYSPARK_PYTHON": sys.executable}
-        with standalone(tmp_path / "cluster", environ) as cluster:
-            ground = Ground(running, cluster)
-            place = ground.world()
-            place.strand_many(1_000)
-            settings = ground.request()["settings"] | {
-                "spark.jars": jars,
-                "spark.hadoop.fs.s3a.endpoint": endpoint,
-                "spark.hadoop.fs.s3a.path.style.access": "true",
-            }
-            more = ["--archive", url, "--master", cluster.url, "--log-format", "json", "--output", "json"]
-            more += [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
-            replay = [sys.executable, "-m", "sbpair", "replay"]
-            process, output = started([*replay, "run", "--rate", "100", *more], environ)
-            try:
-                sending = re.compile('"phase": "send", "destination": null, "messages": [1-9]')
-                output.find(sending.search, PATIENCE_SECONDS)
-            finally:
-                end_all(process)
-            typed = Typed(environ, url)
-            [run] = json.loads(typed("list --output json"))["runs"]
-            assert run["phase"] == "send"
-            process, output = started([*replay, "resume", run["run"][:-1], *more], environ)
-            try:
-                output.wait_end(2 * PATIENCE_SECONDS)
-            finally:
-                end_all(process)
-            assert process.returncode == 0, output.text
-        nothing_is_lost(place, json.loads(typed(f"verify --full --output json {run['run']}")))
-        typed(f"gc --yes {run['run']}")
 
 
 def opened() -> Archive:
