@@ -298,7 +298,9 @@ def job_name(verb: str, names: Collection[str]) -> str:
 
 
 def count_task_slots(spark: Any) -> int:
-    """Return how many tasks Spark runs at once, by the partitions it chooses: of a cluster, the cores known by now."""
+    """Return how many tasks Spark runs at once: of a cluster, the cores known by now; else by partitions it chooses."""
+    with suppress(*spark_errors()):  # of a client, which has no context
+        return int(spark.sparkContext.defaultParallelism)
     numbers = "SELECT spark_partition_id() AS number FROM range(100000)"
     [(highest,)] = spark.sql(f"SELECT max(number) FROM ({numbers})").collect()  # noqa: S608
     return int(highest) + 1
