@@ -194,7 +194,8 @@ def test_a_store_serves_a_run_whose_worker_and_driver_are_killed(page: TypedPage
     page.cluster.replace_workers({}, {})
     package, _, _ = page.driver.partition("sbpair replay run")
     page.type(package)
-    script = f"{package}{page.store}{page.run.rstrip()} --log-format json --output json"
+    python = package.partition("\n")[0]
+    script = f"{python}\n{page.store}{page.run.rstrip()} --log-format json --output json"
     run = script.replace("sbpair replay run", "exec sbpair replay run --count 4 --rate 3")
     process, output = started(["bash", "-euc", f"cd {page.folder}\n{page.placed(run)}"], page.environment)
     try:
@@ -212,7 +213,6 @@ def test_a_store_serves_a_run_whose_worker_and_driver_are_killed(page: TypedPage
     (page.folder / "read.py").write_text(READ)
     arguments = f"--master {page.cluster.url} --py-files sbpair.zip pyspark-shell"
     where = f"s3://bucket/backlog/{found['run']} orders-2 s3://bucket/ledger"
-    python = package.partition("\n")[0]
     page.type(
         f"{python}\n{page.store}export PYSPARK_SUBMIT_ARGS='{arguments}' PYTHONPATH=sbpair.zip\npython read.py {where}"
     )
