@@ -36,7 +36,7 @@ def zone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
         ("Europe/Berlin", "2026-12-01T01:00:00+00:00", "2026-12-01 01:00Z, 02:00 here, in 3h"),
         ("Europe/Berlin", "2026-11-30T23:30:00+00:00", "2026-11-30 23:30Z, 2026-12-01 00:30 here, in 1h 30m"),
         ("America/New_York", "2026-11-30T21:55:00+00:00", "2026-11-30 21:55Z, 16:55 here, 5m ago"),
-        ("Asia/Tokyo", "9999-12-31T23:59:59+00:00", "9999-12-31 23:59Z, in 2912109d 1h"),
+        ("Asia/Tokyo", "9999-12-31T23:59:59+00:00", "9999-12-31 23:59Z, in 2912109d"),
         ("UTC", None, ""),
     ],
     indirect=["zone"],

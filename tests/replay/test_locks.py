@@ -20,10 +20,10 @@ from tests.cli.test_replay import java_in, sbpair
 from tests.replay.segments import rows_of
 from tests.replay.tasks import drain, job_of, proof_of, send, stranded
 from tests.replay.test_tasks import after_the_first
-from tests.replay.world import OTHER, World
+from tests.replay.world import OTHER, SENDING, World
 
 QUICK = ReplayOptions(empty_seconds=0.1)
-MODES = pytest.mark.parametrize("mode", ReplayMode)
+MODES = pytest.mark.parametrize("mode", SENDING)
 MESSAGES = 60
 LOCK_SECONDS = 300  # longer than Spark takes to start
 WORLD = {"lock_seconds": LOCK_SECONDS}

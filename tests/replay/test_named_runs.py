@@ -18,7 +18,7 @@ from sbpair.replay.run_description import DedupMode, ReplayMode, ReplayOptions, 
 from sbpair.replay.verify import plan_gc, remove_messages
 from tests.replay.replays import LATENCY_MS, TASKS, end_all, nothing_is_lost, replay
 from tests.replay.tasks import QUICK
-from tests.replay.world import HOUR_TICKS, NAMESPACE, OTHER, World, world
+from tests.replay.world import HOUR_TICKS, NAMESPACE, OTHER, SENDING, World, world
 
 NAME = "manual__2026-12-01T100000.5-0000"
 MESSAGES = 400
@@ -35,7 +35,7 @@ def few(place: World, local_tasks: None) -> World:  # noqa: ARG001
     return place
 
 
-@pytest.mark.parametrize("mode", ReplayMode)
+@pytest.mark.parametrize("mode", SENDING)
 def test_a_finished_run_shows_its_receipt_and_moves_nothing(mode: ReplayMode, few: World, tmp_path: Path) -> None:
     few.strand(0, "nowhere", Aliases("not-there", None, HOUR_TICKS))
     options = replace(QUICK, mode=mode, allow_missing=True)
@@ -142,7 +142,7 @@ def many() -> Iterator[World]:
         yield place
 
 
-@pytest.mark.parametrize("mode", ReplayMode)
+@pytest.mark.parametrize("mode", SENDING)
 def test_attempts_that_are_killed_add_up_to_one_run(mode: ReplayMode, many: World, tmp_path: Path) -> None:
     """Each attempt is the same command, as an orchestrator repeats it, and ends by a kill."""
     options = {"segment_messages": 50, "empty_seconds": 0.5, "rate": 300.0, "mode": mode}

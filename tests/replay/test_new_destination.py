@@ -26,7 +26,7 @@ from sbpair.runs.journal import Journal, Key, message_keys
 from tests.replay.segments import rows_of
 from tests.replay.tasks import job_of, move, proof_of
 from tests.replay.test_direct import keys
-from tests.replay.world import NAMESPACE, OTHER, VARIABLES, World
+from tests.replay.world import NAMESPACE, OTHER, SENDING, VARIABLES, World
 
 QUICK = ReplayOptions(empty_seconds=0.1)
 TO_SECONDARY = ReplayDelivery("secondary")
@@ -143,7 +143,7 @@ def test_a_resume_sends_what_is_unsent_and_what_only_the_primary_has(
     assert {row["destination"] for row in rows_of(archive, SEGMENTS)} == {"orders", "invoices"}
 
 
-@pytest.mark.parametrize("mode", ReplayMode)
+@pytest.mark.parametrize("mode", SENDING)
 @pytest.mark.usefixtures("local_tasks")
 def test_a_run_begins_with_the_secondary_and_a_resume_needs_to_know_it(
     place: World, lost: LostPrimary, tmp_path: Path, mode: ReplayMode, monkeypatch: pytest.MonkeyPatch

@@ -29,7 +29,7 @@ from sbpair.runs.file_lease import hold_machine_leases
 from sbpair.runs.journal import Journal
 from tests.kit.disks import full, read_only
 from tests.replay.tasks import QUICK, drain, job_of, left, proof_of, replayed, send, stranded
-from tests.replay.world import NAMESPACE, OTHER, World
+from tests.replay.world import NAMESPACE, OTHER, SENDING, World
 
 MESSAGES = 100
 MANY = 3 * DEFAULT_BATCH_LIMITS.prefetch
@@ -228,7 +228,7 @@ def test_a_clock_behind_the_services_leaves_nothing_unreported(place: World, tmp
     assert (proof.archived, proof.remaining_in_queues, proof.locked) == (4 - locked, {place.queues[0]: locked}, locked)
 
 
-@pytest.mark.parametrize("mode", ReplayMode)
+@pytest.mark.parametrize("mode", SENDING)
 def test_a_run_ends_while_applications_go_on_sending(
     mode: ReplayMode, place: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

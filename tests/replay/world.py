@@ -19,7 +19,7 @@ from sbpair.emulator.entities.queue import QueueEntity
 from sbpair.emulator.entities.stored_message import LOCKED, DeadLetterReason, StoredMessage
 from sbpair.model.connection_string import endpoint_from_connection_string
 from sbpair.model.pair import Pair
-from sbpair.replay.run_description import ReplayRequest
+from sbpair.replay.run_description import ReplayMode, ReplayRequest
 from sbpair.testing import Fault
 from sbpair.timespan import TICKS_PER_SECOND
 from tests.kit.running import NAMESPACE, OTHER, Running
@@ -29,6 +29,9 @@ KEY = "a2V5"
 HOUR_TICKS = 36_000_000_000
 HASTY = {"spark.sql.codegen.wholeStage": "false"}
 """For a few messages it is not worth it that Spark compiles the plan."""
+
+SENDING = (ReplayMode.ARCHIVE, ReplayMode.DIRECT)
+"""The modes of a run that sends."""
 
 
 def pair_of(environment: Mapping[str, str]) -> Pair:

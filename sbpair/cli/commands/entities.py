@@ -174,7 +174,7 @@ def _cells(each: ListedEntity) -> dict[str, Any]:
 def _total(entities: Sequence[ListedEntity]) -> str:
     active, dead = sum(each.counts.active for each in entities if each.counts), sum(each.dead or 0 for each in entities)
     if entities and not any(each.counts for each in entities):
-        return "counts are unknown; sbpair peek ENTITY --max all counts messages with Listen"
+        return "counts are unknown; with Listen, to count messages: sbpair peek ENTITY --max all"
     if not dead:
         return f"{grouped(active)} active, no dead letters" if entities else "no dead letters"
     most = max(entities, key=lambda each: each.dead or 0)

@@ -280,11 +280,11 @@ def gc_command(
 
 
 def _continuation(place: "Archive") -> str:
-    """Return the command that continues a run. That of a stream needs a queue, too."""
+    """Return the command that continues a run. That of a stream needs its source, whose side is not recorded."""
     from sbpair.replay.run_description import load_run
 
     if load_run(place).is_stream:
-        return "the same sbpair replay drain"
+        return "the command that drains it"
     return next_command("replay resume", place.run)
 
 
