@@ -259,6 +259,7 @@ def test_each_backlog_queue_may_have_a_key_of_its_own(line: str, session: Sessio
 def test_the_key_of_one_backlog_queue_answers_for_that_one(
     line: str, session: Session, variables: dict[str, str]
 ) -> None:
+    session.answer(f"% bury secondary {BACKLOG} Bad m2 to=orders")
     told = keyed(session, variables, '["Q0"]', line)
     assert not told.endswith(("exit 5\n", "exit 1\n")), told
     assert BACKLOG in told

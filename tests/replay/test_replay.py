@@ -115,12 +115,9 @@ def a_late_duplicate_is_marked_as_deduplicated(
 
 
 def a_lost_ledger_chunk_is_reported(archive: Archive) -> None:
-    chunk = archive.files(LEDGER)[0]
-    lost = archive.row_count(chunk)
-    archive.remove(chunk)
-    proof = verify(archive, load_run(archive))
-    assert not proof.balanced
-    assert (proof.unsent, proof.exit_code) == (lost, 3)
+    archive.remove(archive.files(LEDGER)[0])
+    with pytest.raises(errors.StateRefused, match=r"ledger has \d+ messages, and the receipt 63"):
+        verify(archive, load_run(archive))
 
 
 @pytest.mark.slow

@@ -227,7 +227,8 @@ class SyphonSimulation(Simulation):
     async def _supervise(self) -> None:
         """Start a syphon, and another whenever it is gone."""
         while True:
-            running = self.start(once=self.plan.once)
+            # A watch of dead letters of a backlog leaves those of sessions.
+            running = self.start(once=self.plan.once or self.plan.mover == REDRIVE)
             await running.ends(running.work)
             await asyncio.sleep(self.random.choice((0.1, 1.0, 20.0)))
 
