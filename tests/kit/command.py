@@ -64,8 +64,17 @@ def run(*words: str, env: dict[str, str], **more: Any) -> subprocess.CompletedPr
 
 @contextmanager
 def loggers_kept() -> Iterator[None]:
-    """Undo what the screen of a command sets of loggers."""
-    loggers = [logging.getLogger(name) for name in (None, "azure", "sbpair", "spark")]
+    """Undo what a command sets of loggers: a drill silences some that are below Azure's."""
+    names = (
+        "azure",
+        "azure.servicebus",
+        "sbpair",
+        "sbpair.failover.events",
+        "sbpair.relay",
+        "sbpair.relay.events",
+        "spark",
+    )
+    loggers = [logging.getLogger(name) for name in (None, *names)]
     before = [(logger, logger.level, list(logger.handlers)) for logger in loggers]
     try:
         yield
