@@ -57,3 +57,10 @@ def test_python_blocks_import_only_public_modules(package: str) -> None:
 
 def test_both_capabilities_with_a_client_have_examples() -> None:
     assert {"failover", "replication"} <= {package for package, _, _ in EXAMPLES}
+
+
+def test_the_page_for_contributors_names_files_that_are_there() -> None:
+    text = (ROOT / ".github/CONTRIBUTING.md").read_text()
+    named = set(re.findall(r"\b(?:sbpair|tests)/[\w/]+(?:\.\w+)?", text))
+    placeholders = {"sbpair/cli/commands/NAME.py", "sbpair/NAME/1", "tests/README"}
+    assert {each for each in named if not (ROOT / each).exists()} == placeholders
